@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_device import FakeDevice
 from hypothesis import settings
+
+from zpccl.engine import devices
 
 # Tools that tests use too; Python itself finds them for the tools beside them.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -41,6 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Workers begin with what takes long, so that none of it is left for the end, when others have nothing to do."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """The device of tensors that say that they are on the first GPU (`pytorch.gpu`)."""
+    device = FakeDevice()
+    monkeypatch.setitem(devices._devices, "cuda:0", device)
+    return device
 
 
 def pytest_configure(config: pytest.Config) -> None:

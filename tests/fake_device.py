@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,16 @@ class FakeDevice:
     def mark(self) -> int:
         self.marks += 1
         return self.marks
+
+    def wait(self, mark: int) -> None:
+        assert 1 <= mark <= self.marks
+        self.log.append(("wait", mark))
+
+    @contextlib.contextmanager
+    def behind(self, mark: int) -> Iterator[None]:
+        assert 1 <= mark <= self.marks
+        self.log.append(("behind", mark))
+        yield
 
     def staging(self, size: int) -> Staging:
         with self._lock:

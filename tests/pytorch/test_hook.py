@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from e2e.local import finish, local_run
+from fake_device import FakeDevice
 
 import zpccl
 from pytorch.programs import ROOT, Processes
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
+gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
 hook = pytest.importorskip("zpccl.torch.hook", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -51,7 +53,10 @@ def a_model() -> list[Any]:
 
 
 def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: list[list[int]]) -> list[float]:
-    """A backward pass whose gradients are value, 2 value, 3 value; returns the first elements of what comes back."""
+    """A backward pass whose gradients are value, 2 value, 3 value; returns the first elements of what comes back.
+
+    Parameters and gradients may be on a GPU that is not there.
+    """
     buckets = [
         Bucket(
             [parameters[i] for i in places],
@@ -71,6 +76,7 @@ def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: l
     return [found[place] for place in sorted(found)]
 
 
+META = [torch.nn.Parameter(torch.ones(2, device="meta"))]
 LAYOUTS = [[[2], [1, 0]], [[0, 1, 2]]]
 
 
@@ -91,6 +97,27 @@ def test_buckets_may_be_cut_otherwise_on_each_peer(weights: tuple[int, int] | No
         mean = {None: 1.5, (1, 3): 1.75, (0, 2): 2.0, (0, 0): 0.0}[weights]
         expected = [[mean * scale * (i + 1) for i in range(3)] for scale in (1, 8)]
         assert run.all(train) == [expected, expected]
+
+
+def test_gradients_on_a_gpu(gpu: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one peer; the other one has none."""
+    future = torch.futures.Future
+    monkeypatch.setattr(torch.futures, "Future", lambda devices: future())  # torch here may have no GPUs.
+    with local_run(2) as run:
+
+        def train(comm: zpccl.Communicator) -> list[float]:
+            place = run.comms.index(comm)
+            parameters = [gpus.on_gpu(parameter.detach()) if place else parameter for parameter in a_model()]
+            made = hook.fault_tolerant_hook(comm, [each.requires_grad_() for each in parameters], samples=lambda: 2.0)
+            return step(made, parameters, 1.0 + place, LAYOUTS[place])
+
+        assert run.all(train) == [[1.5, 3.0, 4.5]] * 2
+    assert gpu.under_way == 0 and gpu.log
+
+
+def test_parameters_on_several_devices_are_refused() -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="several devices"):
+        hook.fault_tolerant_hook(zpccl.Communicator("127.0.0.1:1"), [torch.nn.Parameter(torch.ones(2)), *META])
 
 
 def test_alone_it_goes_on_with_its_own() -> None:

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from e2e.local import local_run
+from fake_device import FakeDevice
 
 import zpccl
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
 groups = pytest.importorskip("pytorch.groups", exc_type=ImportError)
+gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
 rendezvous = pytest.importorskip("zpccl.torch.rendezvous", exc_type=ImportError)
+works = pytest.importorskip("zpccl.torch.work", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
@@ -313,6 +316,122 @@ def test_a_message_that_nobody_receives() -> None:
         with pytest.raises(zpccl.OperationTimeout, match="has not come"):
             work.wait(timedelta(milliseconds=50))
         assert isinstance(ranks.groups[0].error, zpccl.OperationTimeout)
+
+
+# --- GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def every_collective(group: Any, rank: int, place: Callable[[Any], Any]) -> list[Any]:
+    """Calls each with small whole numbers, whose tensors `place` puts somewhere; returns the outputs."""
+    size = group.size()
+    rows = rows_of(size, 6)
+    mine = rows[rank]
+
+    def room(*shape: int) -> Any:
+        return place(torch.zeros(*shape).double())
+
+    options = with_options(dist.ReduceOptions, reduceOp=dist.ReduceOp.SUM, rootRank=size - 1)
+    to_first = with_options(dist.GatherOptions, rootRank=0)
+    premul = summed(dist._make_nccl_premul_sum(0.5))
+    works = [
+        group.allreduce([place(mine.clone())], summed()),
+        group.allreduce([place(mine.clone())], premul),
+        group.allreduce([place(mine.clone().view(2, 3)).t()], summed()),
+        group.reduce([place(mine.clone())], options),
+        group.reduce_scatter([room(2)], [[place(row[:2]) for row in rows]]),
+        group.reduce_scatter_single(room(6), place(rows)),
+        group.broadcast([place(mine.clone())], with_options(dist.BroadcastOptions, rootRank=size - 1)),
+        group.broadcast([place(mine.to(torch.complex64))], with_options(dist.BroadcastOptions, rootRank=0)),
+        group.broadcast([place(mine.clone().view(2, 3)).t()], with_options(dist.BroadcastOptions, rootRank=0)),
+        group.scatter(
+            [room(6)],
+            [[place(row) for row in rows]] if rank == 0 else [],
+            with_options(dist.ScatterOptions, rootRank=0),
+        ),
+        group.allgather([[room(6) for _ in range(size)]], [place(mine)]),
+        group.all_gather_single(room(size, 6), place(mine)),
+        group.gather([[room(6) for _ in range(size)]] if rank == 0 else [], [place(mine)], to_first),
+        group.all_to_all_single(room(size, 6), place(rows * rank), [], []),
+        group.alltoall([room(1 + rank) for _ in range(size)], [place(row[: 1 + i]) for i, row in enumerate(rows)]),
+        group.barrier(),
+    ]
+    if size > 1:
+        received = room(6)
+        works.append(group.recv([received], (rank - 1) % size, 0))
+        works.append(group.send([place(mine)], (rank + 1) % size, 0))
+        works.append(group.recv([place(torch.zeros(6).double().view(2, 3)).t()], (rank - 1) % size, 1))
+        works.append(group.send([place(mine)], (rank + 1) % size, 1))
+    assert all(work.wait() for work in works)
+    return [work.result() for work in works]
+
+
+def test_tensors_on_a_gpu(ranks: Any, gpu: FakeDevice) -> None:
+    """S1: all is as on the CPU, the outputs are where they were, and no copy is under way."""
+
+    def on_cpu(value: Any) -> Any:
+        return [on_cpu(each) for each in value] if isinstance(value, list) else gpus.on_cpu(value)
+
+    expected = ranks.all(lambda group, rank: every_collective(group, rank, lambda tensor: tensor))
+    assert not gpu.log
+    found = ranks.all(lambda group, rank: on_cpu(every_collective(group, rank, gpus.on_gpu)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert gpu.under_way == 0
+    marks = [entry[1] for entry in gpu.log if entry[0] == "behind"]
+    assert len(set(marks)) == len(marks), "each finishes behind the mark of its own call"
+    assert bool(marks) == (ranks.size > 1)
+
+
+@pytest.mark.parametrize("gpu_rank", [0, 1])
+def test_a_gpu_and_a_cpu_meet(gpu: FakeDevice, gpu_rank: int) -> None:
+    with groups.local_ranks(2) as ranks:
+
+        def run(group: Any, rank: int) -> list[float]:
+            tensor = torch.full((4,), float(rank + 1))
+            if rank == gpu_rank:
+                tensor = gpus.on_gpu(tensor)
+            group.allreduce([tensor], summed()).wait()
+            return [float(value) for value in tensor.as_subclass(torch.Tensor)]
+
+        assert ranks.all(run) == [[3.0] * 4] * 2
+
+
+def test_what_fails_leaves_a_tensor_on_a_gpu_alone(gpu: FakeDevice) -> None:
+    """S4"""
+    with groups.local_ranks(2) as ranks:
+        tensor = gpus.on_gpu([1.0, 2.0])
+        work = ranks.groups[0].allreduce([tensor], summed())
+        ranks.groups[1].abort()
+        assert isinstance(groups.failure(work.wait), zpccl.PCCLError)
+        assert gpus.on_cpu(tensor).tolist() == [1.0, 2.0]
+        assert "in" not in [entry[0] for entry in gpu.log]
+
+
+def test_a_future_knows_the_gpus_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses tensors on others."""
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.futures, "Future", lambda devices: asked.append(devices))
+    for value in (torch.ones(1), gpus.on_gpu(1), [[torch.ones(1)], [gpus.on_gpu(1), gpus.on_gpu(1)]], []):
+        works.new_future(value)
+    gpu = torch.device("cuda:0")
+    assert asked == [[], [gpu], [gpu], []]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_collectives_on_a_gpu(ranks: Any) -> None:
+    """Each behind what was queued before it; what uses an output afterwards sees it on any stream."""
+
+    def run(group: Any, rank: int) -> None:
+        found = every_collective(group, rank, lambda tensor: tensor.cuda())
+        expected = every_collective(group, rank, lambda tensor: tensor)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, check_device=False)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            tensor = torch.zeros(10_000_001, device="cuda")
+            for _ in range(100):
+                tensor += 1
+            (output,) = group.allreduce([tensor], summed()).get_future().wait()
+        assert bool((output == 100 * ranks.size).all())
+
+    ranks.all(run)
 
 
 def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:

@@ -8,10 +8,13 @@ The memory of the host belongs to torch's allocator of page-locked memory, which
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 Wait: TypeAlias = Callable[[], None]
@@ -42,6 +45,12 @@ class Device(Protocol):
 
     def mark(self) -> Any:
         """A mark after all work that is on the caller's stream now."""
+
+    def wait(self, mark: Any) -> None:
+        """Waits until the work before the mark is done."""
+
+    def behind(self, mark: Any) -> AbstractContextManager[None]:
+        """What this thread gives the device meanwhile is put on the stream for copies, behind the mark."""
 
     def staging(self, size: int) -> Staging:
         """New memory of the host for copies."""
@@ -75,7 +84,18 @@ class CudaDevice:
 
     def mark(self) -> Any:
         """An event on the current stream of this thread."""
-        return self._torch.cuda.current_stream(self._device).record_event()
+        return self._torch.cuda.current_stream(self._device).record_event(self._event())
+
+    def wait(self, mark: Any) -> None:
+        """Waits for the event."""
+        mark.synchronize()
+
+    @contextlib.contextmanager
+    def behind(self, mark: Any) -> Iterator[None]:
+        """Makes the stream that is for copies the current one."""
+        with self._torch.cuda.stream(self._stream):
+            self._stream.wait_event(mark)
+            yield
 
     def staging(self, size: int) -> Staging:
         """New page-locked memory, which a GPU copies from and to by itself."""
@@ -92,13 +112,12 @@ class CudaDevice:
 
     def _copy(self, target: Any, source: Any, mark: Any) -> Wait:
         # Tensors that were made in inference mode may be written in it only; it suits all others, too.
-        with self._torch.inference_mode(), self._torch.cuda.stream(self._stream):
-            self._stream.wait_event(mark)
+        with self._torch.inference_mode(), self.behind(mark):
             target.copy_(source, non_blocking=True)
-            done = self._torch.cuda.Event(blocking=True)  # Who waits for it leaves its CPU to others.
-            done.record(self._stream)
-        wait: Wait = done.synchronize
-        return wait
+            return partial(self.wait, self.mark())
+
+    def _event(self) -> Any:
+        return self._torch.cuda.Event(blocking=True)  # Who waits for it leaves its CPU to others.
 
 
 _devices: dict[str, Device] = {}

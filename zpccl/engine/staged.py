@@ -12,24 +12,28 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from zpccl.engine.devices import device_of
+from zpccl.engine.devices import Wait, device_of
 
 
 class Staged:
     """One tensor. The memory of the host lives as long as this.
 
+    Both copies come after all work that is on the caller's stream now, whichever thread asks for them.
+
     Args:
         tensor: contiguous, on a device, with at least one element.
         nbytes: its size.
-        reads: the tensor is sent: its copy begins now, after all work that is on the caller's stream.
+        reads: the tensor is sent: its copy begins now.
     """
 
     def __init__(self, tensor: Any, nbytes: int, *, reads: bool) -> None:
         self._device = device_of(tensor)
         self._bytes = self._device.bytes_of(tensor)
         self._staging = self._device.staging(nbytes)
-        mark = self._device.mark()
-        self._wait = self._device.begin_copy_out(self._bytes, 0, self._staging, nbytes, mark) if reads else None
+        self._mark = self._device.mark()
+        self._wait: Wait | None = None
+        if reads:
+            self._wait = self._device.begin_copy_out(self._bytes, 0, self._staging, nbytes, self._mark)
         self.place = str(tensor.device), int(tensor.data_ptr())
         """The device, and the address there."""
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._staging.memory))
@@ -42,5 +46,5 @@ class Staged:
             wait()
 
     def store(self, nbytes: int) -> None:
-        """Copies so many bytes in, after all work that is on the caller's stream now, and waits for that."""
-        self._device.begin_copy_in(self._staging, nbytes, self._bytes, 0, self._device.mark())()
+        """Copies so many bytes in, and waits for that. What the caller's stream was given after the call can go on."""
+        self._device.begin_copy_in(self._staging, nbytes, self._bytes, 0, self._mark)()

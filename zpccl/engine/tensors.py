@@ -141,8 +141,6 @@ def is_on_gpu(tensor: Any) -> bool:
 
 
 def _view_torch(tensor: Any, name: str, reads: bool) -> TensorView:
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise InvalidArgument(f"{name} is on {tensor.device}; it must be on the CPU or a GPU: use tensor.cpu()")
     datatype = check_torch(tensor, name)
     if is_on_gpu(tensor):
         return _staged(tensor, datatype, reads=reads)
@@ -158,11 +156,13 @@ def _staged(tensor: Any, datatype: DataType, *, reads: bool) -> TensorView:
 
 
 def check_torch(tensor: Any, name: str) -> DataType:
-    """The type of the elements of a torch tensor on any device, if they lie in memory one after the other.
+    """The type of the elements of a torch tensor, if they lie one after the other in memory that can be reached.
 
     Raises:
         InvalidArgument: they do not; the text says why and what to do.
     """
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{name} is on {tensor.device}; it must be on the CPU or a GPU: use tensor.cpu()")
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)

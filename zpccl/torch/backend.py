@@ -11,8 +11,8 @@ from zpccl.torch.process_group import ProcessGroup
 
 
 def register() -> None:
-    """Makes "zpccl" a name that `init_process_group` and `new_group` know, for tensors on the CPU."""
-    dist.Backend.register_backend("zpccl", _make, extended_api=True, devices=["cpu"])
+    """Makes "zpccl" a name that `init_process_group` and `new_group` know, for tensors on the CPU and on GPUs."""
+    dist.Backend.register_backend("zpccl", _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: Any, backend_options: Any) -> ProcessGroup | DeviceBackend:

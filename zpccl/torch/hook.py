@@ -15,6 +15,7 @@ import torch
 
 from zpccl.communicator import Communicator
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, TooFewPeers
+from zpccl.torch.work import new_future
 from zpccl.types import ReduceOp
 
 
@@ -36,15 +37,15 @@ def fault_tolerant_hook(
 
     Args:
         communicator: connected. Peers join between steps, by `update_topology`.
-        parameters: of the model, in the same order on all peers: `model.parameters()`. On the CPU, of dtypes that can
-            be reduced.
+        parameters: of the model, in the same order on all peers: `model.parameters()`. On the CPU or one GPU, of
+            dtypes that can be reduced.
         samples: tells, at the end of each backward pass, of how many samples this peer's gradients are the mean; they
             are weighted so. Zero is allowed; where all have none, gradients are zero. 16-bit gradients then travel as
             float32. None: all peers count alike.
         tag: of the all-reduces, one for each dtype there is: they take as many tags from here on.
 
     Raises:
-        InvalidArgument: there is no parameter that has a gradient.
+        InvalidArgument: there is no parameter that has a gradient, or they are on several devices.
     """
     return FaultTolerantHook(communicator, parameters, samples, tag)
 
@@ -65,6 +66,8 @@ class FaultTolerantHook:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained:
             raise InvalidArgument("no parameter has a gradient")
+        if len({parameter.device for parameter in trained}) > 1:
+            raise InvalidArgument("the parameters are on several devices; the hook is for those on one")
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
         self._parameters = trained  # Keeps the ids theirs.
         self._gradients: dict[int, Any] = {}
@@ -80,7 +83,7 @@ class FaultTolerantHook:
             if place is None:
                 raise InvalidUsage("the hook was made with parameters of another model; give model.parameters()")
             self._gradients[place] = gradient
-        future: Any = torch.futures.Future()
+        future = new_future(bucket.buffer())
         self._buckets.append((future, bucket.buffer()))
         if bucket.is_last():
             self._reduce()
@@ -107,7 +110,7 @@ class FaultTolerantHook:
         wire = torch.float32 if weight is not None and dtype.itemsize < torch.float32.itemsize else dtype
         if dtype not in self._memory:
             size = count + (weight is not None)
-            self._memory[dtype] = torch.empty(size, dtype=wire), torch.empty(size, dtype=wire)
+            self._memory[dtype] = tuple(gradients[0].new_empty(size, dtype=wire) for _ in range(2))
         send, recv = self._memory[dtype]
         torch.cat([gradient.reshape(-1).to(wire) for gradient in gradients], out=send[:count])
         if weight is None:

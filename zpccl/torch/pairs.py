@@ -10,6 +10,7 @@ daemon, as it may wait for a rank that never comes. The lock guards what a pair 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,8 @@ from typing import Any
 from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
+from zpccl.engine.devices import device_of
+from zpccl.engine.tensors import is_on_gpu
 from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError
 from zpccl.torch.rendezvous import Membership, meet
 from zpccl.types import ReduceInfo
@@ -102,8 +105,15 @@ class Pair:
         threading.Thread(target=self._run, name="zpccl-pair", daemon=True).start()
 
     def transfer(self, memory: Any, tag: int, *, is_sender: bool) -> Message:
-        """Sends a contiguous tensor to the other rank, or receives it there."""
+        """Sends a contiguous tensor to the other rank, or receives it there.
+
+        One on a GPU travels behind what is on the caller's stream now.
+        """
         message, from_lower = Message(), is_sender == self._is_lower
+        behind: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if is_on_gpu(memory):
+            device = device_of(memory)
+            behind = device.behind(device.mark())
         with self._lock:
             number = self._counts[from_lower, tag]
             self._counts[from_lower, tag] += 1
@@ -122,7 +132,8 @@ class Pair:
                 return
             if self._take(message):
                 try:
-                    message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
+                    with behind:
+                        message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
                 except PCCLError as error:
                     message.fail(error)
 

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Backend, ErrorType
 
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
+from zpccl.engine.tensors import check_torch
 from zpccl.errors import InvalidArgument, InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.torch.configuration import Configuration
 from zpccl.torch.device_backend import DeviceBackend
@@ -42,7 +43,8 @@ _DESTROYED = "the process group has been destroyed"
 class ProcessGroup(dist.ProcessGroup):
     """A process group over a communicator. Made by `init_process_group` and `new_group`.
 
-    The methods are torch's own, with its arguments; users call them by `torch.distributed`. Tensors are on the CPU.
+    The methods are torch's own, with its arguments; users call them by `torch.distributed`.
+    Tensors are on the CPU or a GPU.
 
     Args:
         rank: of this process.
@@ -219,9 +221,15 @@ class ProcessGroup(dist.ProcessGroup):
     # --- Issuing ----------------------------------------------------------------------------------------------------
 
     def _issue(
-        self, kind: str, tensor: Any, detail: Hashable, launch: Callable[[Communicator, int], AsyncReduceHandle]
-    ) -> AsyncReduceHandle:
-        return self._configuration.issue((kind, tensor.numel(), tensor.dtype, detail), launch, self.timeout)
+        self,
+        kind: str,
+        tensor: Any,
+        detail: Hashable,
+        launch: Callable[[Communicator, int], AsyncReduceHandle],
+        finish: Callable[[Any], object] | None = None,
+    ) -> Part:
+        signature = kind, tensor.numel(), tensor.dtype, detail
+        return Part.of(self._configuration.issue(signature, launch, self.timeout), tensor, finish)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
@@ -258,15 +266,14 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(tensor, must_copy=not is_in_place)
         if factor is not None:
             memory.mul_(factor)
-        handle = self._issue(
+        part = self._issue(
             "all_reduce",
             memory,
             operation,
             lambda comm, tag: comm.all_reduce_async(memory, memory, op=operation, tag=tag),
+            None if is_in_place or output is None else lambda _: _copy(output, memory),
         )
-        if is_in_place or output is None:
-            return [Part(handle)]
-        return [Part(handle, lambda _: _copy(output, memory))]
+        return [part]
 
     def reduce_scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any = None) -> Work:
         """Reduces a tensor for each rank."""
@@ -301,13 +308,14 @@ class ProcessGroup(dist.ProcessGroup):
             _copy(output, memory)
             return []
         memory = _contiguous(memory)
-        handle = self._issue(
+        part = self._issue(
             "reduce_scatter",
             memory,
             operation,
             lambda comm, tag: comm.reduce_scatter_async(memory, op=operation, tag=tag),
+            lambda result: _copy(output, result.tensor),
         )
-        return [Part(handle, lambda result: _copy(output, result.tensor))]
+        return [part]
 
     # --- Moving data ------------------------------------------------------------------------------------------------
 
@@ -316,22 +324,23 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         (tensor,) = tensors
         memory = _contiguous(_bytes_if_needed(tensor))
-        is_root = opts.rootRank == self._rank
-        handle = self._broadcast(memory, opts.rootRank)
-        if handle is None:
-            return self._work([], tensors, opts)
-        is_there = is_root or memory.data_ptr() == tensor.data_ptr()
-        return self._work([Part(handle, None if is_there else lambda _: _copy(tensor, memory))], tensors, opts)
+        is_there = opts.rootRank == self._rank or memory.data_ptr() == tensor.data_ptr()
+        finish = None if is_there else lambda _: _copy(tensor, memory)
+        return self._work(self._broadcast(memory, opts.rootRank, finish), tensors, opts)
 
-    def _broadcast(self, memory: Any, root: int) -> AsyncReduceHandle | None:
+    def _broadcast(self, memory: Any, root: int, finish: Callable[[Any], object] | None) -> list[Part]:
         if self._size == 1 or memory.numel() == 0:
-            return None
-        return self._issue(
+            if finish is not None:
+                finish(None)
+            return []
+        part = self._issue(
             "broadcast",
             memory,
             root,
             lambda comm, tag: comm.broadcast_async(memory, is_root=root == self._rank, tag=tag),
+            finish,
         )
+        return [part]
 
     def scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any) -> Work:
         """Gives each rank one of the root's tensors. It is a broadcast: each rank receives the tensors of all."""
@@ -342,13 +351,10 @@ class ProcessGroup(dist.ProcessGroup):
             memory = torch.cat([_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs])
         else:
             like = _bytes_if_needed(output)
-            memory = torch.empty(self._size * like.numel(), dtype=like.dtype)
-        handle = self._broadcast(memory, opts.rootRank)
+            memory = like.new_empty(self._size * like.numel())
         row = memory.view(self._size, -1)[self._rank]
-        if handle is None:
-            _copy(output, row)
-            return self._work([], [output], opts)
-        return self._work([Part(handle, lambda _: _copy(output, row))], [output], opts)
+        parts = self._broadcast(memory, opts.rootRank, lambda _: _copy(output, row))
+        return self._work(parts, [output], opts)
 
     def allgather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any = None) -> Work:
         """Gives all ranks the tensors of all, in order of ranks."""
@@ -410,10 +416,14 @@ class ProcessGroup(dist.ProcessGroup):
             if finish is not None:
                 finish(memory.view(1, -1).expand(self._size, -1))
             return []
-        handle = self._issue("all_gather", memory, None, lambda comm, tag: comm.all_gather_async(memory, recv, tag=tag))
-        if finish is None:
-            return [Part(handle)]
-        return [Part(handle, lambda result: finish(result.tensor.view(self._size, -1)))]
+        part = self._issue(
+            "all_gather",
+            memory,
+            None,
+            lambda comm, tag: comm.all_gather_async(memory, recv, tag=tag),
+            None if finish is None else lambda result: finish(result.tensor.view(self._size, -1)),
+        )
+        return [part]
 
     def all_to_all_single(
         self, output: Any, input: Any, output_split_sizes: list[int], input_split_sizes: list[int], opts: Any = None
@@ -445,7 +455,7 @@ class ProcessGroup(dist.ProcessGroup):
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
         longest = torch.tensor([max(tensor.numel() for tensor in plain)])
         self.allreduce([longest], _maximum()).wait()
-        rows = torch.zeros(self._size, int(longest), dtype=plain[0].dtype)
+        rows = plain[0].new_zeros(self._size, int(longest))
         for row, rank in enumerate(self._configuration.ranks):
             rows[row, : plain[rank].numel()] = plain[rank]
         return self._work(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
@@ -454,8 +464,14 @@ class ProcessGroup(dist.ProcessGroup):
         if self._size == 1 or rows.numel() == 0:
             finish(rows)
             return []
-        handle = self._issue("all_to_all", rows, None, lambda comm, tag: comm.all_to_all_async(rows, tag=tag))
-        return [Part(handle, lambda result: finish(result.tensor))]
+        part = self._issue(
+            "all_to_all",
+            rows,
+            None,
+            lambda comm, tag: comm.all_to_all_async(rows, tag=tag),
+            lambda result: finish(result.tensor),
+        )
+        return [part]
 
     # --- The rest ---------------------------------------------------------------------------------------------------
 
@@ -463,8 +479,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Waits for all ranks."""
         if self._size == 1:
             return self._work([], [], opts)
-        handle = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
-        return self._work([Part(handle)], [], opts)
+        part = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
+        return self._work([part], [], opts)
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
         """Sends a tensor to one rank, which must receive it."""
@@ -486,15 +502,15 @@ class ProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if other == self._rank or not 0 <= other < self._size:
             raise InvalidArgument(f"rank {other} is not another one of {self._size} ranks")
-        if tensor.device.type != "cpu":
-            raise InvalidArgument(f"the tensor is on {tensor.device}; only those on the CPU can be sent")
         memory = _contiguous(_bytes_if_needed(tensor))
+        check_torch(memory, "the tensor")
         if memory.numel() == 0:
             return self._work([], tensors)
         pair = self._configuration.pair(other, self.timeout)
         message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
-        return self._work([Part(message, None if is_there else lambda _: _copy(tensor, memory))], tensors, size=2)
+        finish = None if is_there else lambda _: _copy(tensor, memory)
+        return self._work([Part.of(message, memory, finish)], tensors, size=2)
 
     def _in_row_order(self, tensor: Any) -> Any:
         """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""

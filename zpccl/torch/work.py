@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from zpccl.collectives import AsyncReduceHandle
+from zpccl.engine.devices import device_of
+from zpccl.engine.tensors import is_on_gpu
 from zpccl.errors import InternalError, PCCLError, PeerLost, TooFewPeers
 from zpccl.torch.configuration import Configuration
 from zpccl.torch.pairs import Message
@@ -26,11 +28,31 @@ class Part:
 
     Attributes:
         handle: of the call.
-        finish: makes the user's output of the call's result; None: it is there already.
+        finish: makes the user's output of the call's result; None: it is there already. Any thread may call it.
     """
 
     handle: AsyncReduceHandle | Message
-    finish: Callable[[Any], object] | None = None
+    finish: Callable[[Any], object] | None
+
+    @classmethod
+    def of(cls, handle: AsyncReduceHandle | Message, tensor: Any, finish: Callable[[Any], object] | None) -> Part:
+        """A call that was made with a tensor, by this thread.
+
+        Where the tensor is on a GPU, `finish` gives it work. That comes behind what is on this thread's stream now, and
+        is done when `finish` returns.
+        """
+        if finish is None or not is_on_gpu(tensor):
+            return cls(handle, finish)
+        device = device_of(tensor)
+        mark = device.mark()
+
+        def finish_on_gpu(result: Any) -> None:
+            with device.behind(mark):
+                finish(result)
+                done = device.mark()
+            device.wait(done)
+
+        return cls(handle, finish_on_gpu)
 
 
 class Work(dist.Work):
@@ -124,7 +146,7 @@ class Work(dist.Work):
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """The same as `wait`: there is no stream to order."""
+        """The same as `wait`, after which all is done, on GPUs, too: there is no stream to order."""
         self.wait()
 
     def get_future(self) -> Any:
@@ -138,7 +160,7 @@ class Work(dist.Work):
             if self._future is not None:
                 return self._future
             # Only what a callback raises becomes an error that the C++ side of torch knows for one.
-            begun = torch.futures.Future()
+            begun = new_future(self._outputs)
             self._future = begun.then(lambda _: self._delivered())
         if all(part.handle.done() for part in self._parts):
             begun.set_result(None)  # As other backends have it: after `wait` a callback runs where it is added.
@@ -157,3 +179,14 @@ class Work(dist.Work):
     def _delivered(self) -> Any:
         self.wait()
         return self._outputs
+
+
+def new_future(value: Any) -> Any:
+    """A `torch.futures.Future` for a tensor, or lists of them. torch must know on which GPUs they are."""
+    return torch.futures.Future(devices=sorted(_gpus_of(value), key=str))
+
+
+def _gpus_of(value: Any) -> set[Any]:
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_gpus_of, value))
+    return {value.device} if is_on_gpu(value) else set()
