@@ -507,6 +507,17 @@ def test_allreduce_compares_encryptions_with_plain() -> None:
     assert [row["of_plain"] for row in rows] == [rows[0]["seconds_median"] / row["seconds_median"] for row in rows]
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("place", ["out", "in"])
+def test_allreduce_compares_tensors(place: str) -> None:
+    pytest.importorskip("torch")
+    options = ["--peers", "2", "--reps", "1", "--bytes", "64KiB", "--systems", "zpccl", "--place", place]
+    rows = rows_of("allreduce", *options, "--tensors", "numpy", "torch")
+    assert [row["system"] for row in rows] == ["zpccl", "zpccl torch"]
+
+
 def test_the_table_of_algorithms_is_up_to_date() -> None:
     """python tools/algorithm_table.py mends it."""
     page = algorithm_table.PAGE.read_text(encoding="utf-8")

@@ -5,8 +5,9 @@ Before each repetition all processes are ready and wait; its time is that of the
 Small all-reduces are repeated within one repetition, and the mean time counts.
 
   zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore). Several
-           values of --algorithm, --encryption or --sockets take turns as systems of their own. `authenticated` is a
-           run with a secret whose frames are not encrypted, `encrypted` one with the cipher that zpccl chooses
+           values of --algorithm, --encryption, --sockets or --tensors take turns as systems of their own.
+           `authenticated` is a run with a secret whose frames are not encrypted, `encrypted` one with the cipher that
+           zpccl chooses
   gloo     torch.distributed.all_reduce, in place (its only mode), one TCP connection per pair; if torch is installed
   raw_tcp  no reduction, no protocol: each process sends 2(N-1)/N times the tensor to its ring neighbour while it
            receives as much from the other one, from and to warm memory, over --connections sockets; one thread, poll,
@@ -19,8 +20,8 @@ With --batch all times are for that number of tensors together: zpccl reduces --
 
 `busbw_gbit` is the bus bandwidth, 2(N-1)/N x bytes / seconds in Gbit/s, one direction. `cpu_seconds` is user and system
 time of one all-reduce, summed over all processes including zpccl's master; `cpu_seconds_per_gib` is that per GiB of
-tensor. `of_plain`, `of_raw_tcp` and `of_gloo` are the speed relative to zpccl without encryption, or to that system, in
-the same run.
+tensor. `of_plain`, `of_raw_tcp` and `of_gloo` are the speed relative to zpccl without encryption and of numpy, or to
+that system, in the same run.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ from benchmarks.systems import (
     ENCRYPTIONS,
     PLACES,
     SYSTEMS,
+    TENSORS,
     System,
     add_systems,
     check_encryption,
     check_quantize,
     check_systems,
+    check_tensors,
     speeds_beside,
     start_system,
     take_turns,
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--encryption", ["plain"], "of zpccl", choices=ENCRYPTIONS)
     text = "of zpccl: local ones, as by itself within a host, or TCP"
     add(parser, "--sockets", ["local"], text, choices=("local", "tcp"))
+    add(parser, "--tensors", ["numpy"], "of zpccl; `cuda` counts the copies from and to the GPU", choices=TENSORS)
     add(parser, "--place", "out", "where zpccl puts the result", choices=PLACES)
     add(parser, "--batch", 1, "tensors of the size in each repetition", type=positive)
     add(parser, "--concurrent", 4, "tensors of a batch that zpccl reduces at a time", type=positive)
@@ -77,6 +81,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.encryption != ["plain"]:
         check_encryption(parser)
     check_quantize(parser, options)
+    check_tensors(parser, options)
     item_bytes = np.dtype(options.dtype).itemsize
     if any(size % item_bytes for size in options.bytes):
         parser.error(f"--bytes: not a multiple of the {item_bytes} bytes of an element")
@@ -92,9 +97,9 @@ def start_systems(
         if name != "zpccl":
             systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections)))
             continue
-        for way in itertools.product(options.algorithm, options.encryption, options.sockets):
-            label = " ".join(["zpccl", *(what for what in way if what not in ("auto", "plain", "local"))])
-            ways = {**dict(zip(("algorithm", "encryption", "sockets"), way, strict=True)), **how}
+        for way in itertools.product(options.algorithm, options.encryption, options.sockets, options.tensors):
+            label = " ".join(["zpccl", *(what for what in way if what not in ("auto", "plain", "local", "numpy"))])
+            ways = {**dict(zip(("algorithm", "encryption", "sockets", "tensors"), way, strict=True)), **how}
             systems.append(stack.enter_context(start_system(LOOPBACK, name, peers, connections, label=label, **ways)))
     return systems
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import math
 import os
@@ -33,6 +34,8 @@ SYSTEMS = ("zpccl", "gloo", "raw_tcp")
 ALGORITHMS = ("auto", "ring", "direct")
 PLACES = ("out", "in", "in_no_restore")
 """Where zpccl puts the result: in a second buffer, in place, or in place with `restore=False`."""
+TENSORS = ("numpy", "torch", "cuda")
+"""What zpccl reduces: arrays of numpy, or tensors of torch, on the CPU or on its GPU."""
 ENCRYPTIONS = ("plain", "authenticated", "encrypted", *(cipher.name for cipher in Cipher if cipher))
 """Of zpccl: a run without a secret; with one, but frames not encrypted; encrypted by its choice, or by this cipher."""
 RESET_PEAK = "5"
@@ -200,9 +203,13 @@ class ZpcclBench(Bench):
                 self.descriptors, max_in_flight=self.concurrent or self.batch, algorithm=self.algorithm
             )
             return
+        self.reduce(self.send, self.recv)
+
+    def reduce(self, send: Any, recv: Any) -> None:
+        """One all-reduce, of tensors of any kind."""
         self.peer.comm.all_reduce(
-            self.send if self.place == "out" else self.recv,
-            self.recv,
+            send if self.place == "out" else recv,
+            recv,
             quantization_options=QUANTIZATIONS[self.quantize],
             restore=self.place != "in_no_restore",
             algorithm=self.algorithm,
@@ -211,6 +218,50 @@ class ZpcclBench(Bench):
     def close(self) -> None:
         """Leaves the run."""
         self.peer.close()
+
+
+class TorchBench(ZpcclBench):
+    """An all-reduce of zpccl with tensors of torch.
+
+    Args:
+        device: of the tensors: "cpu" or "cuda".
+        arguments: of `ZpcclBench`.
+        options: of `ZpcclBench`.
+    """
+
+    def __init__(self, *arguments: Any, device: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        import torch
+
+        self.torch, self.device = torch, device
+        self.tensors: tuple[Any, Any] = None, None
+
+    def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
+        """Makes the tensors on the device, beside those of the host."""
+        self.tensors = None, None
+        super().allocate(size_bytes, dtype, quantize, batch)
+
+    def reset(self) -> None:
+        """Prepares those of the host, and copies them to the device."""
+        super().reset()
+        self.tensors = tuple(self.torch.from_numpy(array).to(self.device) for array in (self.send, self.recv))
+        self.wait()
+
+    def once(self) -> None:
+        """One all-reduce. It has ended when the result can be used on the device."""
+        send, recv = self.tensors
+        self.reduce(send, recv)
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for all that the device has to do."""
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def check(self) -> str:
+        """Checks the result on the device."""
+        self.recv[:] = self.tensors[1].cpu().numpy()
+        return super().check()
 
 
 class GlooBench(Bench):
@@ -382,6 +433,7 @@ def start_system(
     *,
     label: str = "",
     encryption: str = "plain",
+    tensors: str = "numpy",
     **options: Any,
 ) -> Iterator[System]:
     """Starts the connected processes of a system: peers on the first hosts, a master on the next one.
@@ -393,6 +445,7 @@ def start_system(
         connections: per pair; Gloo has one.
         label: of the results; "": the name.
         encryption: of zpccl, one of ENCRYPTIONS.
+        tensors: of zpccl, one of TENSORS.
         options: further options of `ZpcclBench`.
     """
     with contextlib.ExitStack() as stack:
@@ -404,6 +457,8 @@ def start_system(
             master = stack.enter_context(Master(hosts, peers, secret=secret))
             factory, arguments = ZpcclBench, (master.address, connections)
             options |= {"secret": secret, "encryption": encryption}
+            if tensors != "numpy":
+                factory = functools.partial(TorchBench, device="cuda" if tensors == "cuda" else "cpu")
         elif name == "gloo":
             store = Path(stack.enter_context(tempfile.TemporaryDirectory()), "store")
             factory, arguments, connections = GlooBench, (str(store), hosts.device), 1
@@ -439,6 +494,21 @@ def check_encryption(parser: argparse.ArgumentParser) -> None:
     """Exits with an error message if nothing can be encrypted here."""
     if not available():
         parser.error("encryption needs PyNaCl: pip install 'zpccl[secure]'")
+
+
+def check_tensors(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exits with an error message if there is no torch, or no GPU, for the tensors of --tensors."""
+    if options.tensors == ["numpy"]:
+        return
+    if importlib.util.find_spec("torch") is None:
+        parser.error("--tensors needs torch, which `make test-torch` installs")
+    if options.batch > 1:
+        parser.error("--tensors: batches are of numpy")
+    if "cuda" in options.tensors:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--tensors cuda: torch has no GPU here")
 
 
 def check_quantize(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
