@@ -2,8 +2,9 @@
 
     zpccl launch -n 3 --chaos kill=30s,join=30s -- python examples/ddp_elastic.py --epochs 60
 
-Gradients are averaged over the peers that are there, each sample of an epoch is read once, and who joins gets weights,
-momentum and the place in the epoch from the others. All that are there at the end have the same weights, bit for bit.
+Gradients are averaged over the peers that are there, which share a batch of the same size however many they are. Each
+sample of an epoch is read once, and who joins gets weights, momentum and the place in the epoch from the others. All
+that are there at the end have the same weights, bit for bit.
 """
 
 import argparse
@@ -18,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zpccl
 import zpccl.torch
+
+BATCH = 96
+"""Samples of a step, of all peers together."""
 
 
 def again(call: Callable[[], Any]) -> Any:
@@ -70,7 +74,7 @@ def main() -> None:
                     again(lambda: comm.sync_shared_state(state))
                 members, is_newcomer = agreed_members(comm), False
                 continue  # A newcomer has to look, too, whether the training is over.
-            batch = torch.from_numpy(sampler.take(32, members, comm.peer_id))
+            batch = torch.from_numpy(sampler.take(max(1, BATCH // len(members)), members, comm.peer_id))
             optimizer.zero_grad()
             if len(batch):
                 torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
