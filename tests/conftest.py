@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from fake_device import FakeDevice
 from hypothesis import settings
 
-from zpccl.engine import devices
+if TYPE_CHECKING:
+    from fake_device import FakeDevice
 
 # Tools that tests use too; Python itself finds them for the tools beside them.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -49,6 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """The device of tensors that say that they are on the first GPU (`pytorch.gpu`)."""
+    from fake_device import FakeDevice  # tools/mutate_protocol.py copies the tests of the protocol only.
+
+    from zpccl.engine import devices
+
     device = FakeDevice()
     monkeypatch.setitem(devices._devices, "cuda:0", device)
     return device
