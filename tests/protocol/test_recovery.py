@@ -388,6 +388,21 @@ def test_a_run_with_several_masters_yields_as_a_whole(members: str, old: str, re
     assert [m.refusal for c, m in told if c == "x1"] == [refusal]
 
 
+def test_a_report_to_a_master_that_has_given_its_recovery_up_is_asked_for_again() -> None:
+    """Anarchy, seed 10774166, L2: newcomers had begun another run by then, and nobody answered the member."""
+    bench = TakeOver()
+    bench.connections["a"] = "a1"
+    (asked,) = (message for _, message in bench.say("a", hello_of("a")))
+    bench.hello("x")
+    bench.hello("y")
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    assert bench.names() == "x"
+    late = report_of("a", "ab", hello=replace(hello_of("a"), promised=asked.term, leader=pid("m")))
+    again = [message for to, message in bench.say("a", late) if to == "a1"]
+    assert [message.refusal for message in again] == [Refusal.REPORT]
+
+
 def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
     bench.report("a", "abc")
     bench.leave("a")

@@ -822,11 +822,13 @@ class MasterMachine:
             self._on_early_hello(candidate, event, message, now_ns)
         elif isinstance(message, RunReport) and not is_plausible(message):
             self._refuse_session(connection)
+        elif isinstance(message, RunReport) and Promise.of(message.hello) != candidate.promise:
+            if candidate.knows(connection):  # It answers an earlier request.
+                self._raise_above(candidate, message.hello)
+            else:  # It answers a request of an earlier recovery, and has heard of no later one.
+                self._on_early_hello(candidate, event, message.hello, now_ns)
         elif isinstance(message, RunReport):
-            hello = message.hello
-            if Promise.of(hello) != candidate.promise:  # It answers an earlier request.
-                self._raise_above(candidate, hello)
-            elif not candidate.add(event, message, now_ns):
+            if not candidate.add(event, message, now_ns):
                 self._refuse_session(connection)
         elif isinstance(message, Leave):
             candidate.on_left(connection)
