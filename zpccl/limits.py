@@ -158,6 +158,8 @@ MASTER_STAY_NS = 2 * SECOND
 """The same at each other master. A random part of MASTER_STAY_SPREAD is added to both, so that two peers cannot miss
 each other for ever. Their sum over all masters is below QUORUM_WAIT."""
 MASTER_STAY_SPREAD_NS = 500 * MS
+HOST_WAIT_NS = 10 * SECOND
+"""How long pending peers wait for the others of their host at a master that is not the first of their list."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS

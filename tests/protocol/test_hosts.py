@@ -10,7 +10,17 @@ from msgspec import structs
 
 from zpccl import limits
 from zpccl.errors import Result
-from zpccl.protocol.messages import Acknowledgement, Decision, Hello, Kick, Linked, Ready, TopologyKind
+from zpccl.protocol.messages import (
+    Acknowledgement,
+    Decision,
+    Hello,
+    Kick,
+    Linked,
+    Ready,
+    Refusal,
+    Refused,
+    TopologyKind,
+)
 
 from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, pids
 from .takeover import TakeOver, hello_of
@@ -79,6 +89,36 @@ def test_a_peer_without_a_host_begins_by_itself() -> None:
     come(bench, "a")
     bench.hello("x")
     assert bench.names() == "x"
+
+
+MASTERS = ("m1:1", "m2:1")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_part_of_a_host_goes_on_to_the_first_master(index: int) -> None:
+    """L1. Duel, seed 10530373: two masters led a run each, and of a host one peer was pending in each of them."""
+    bench = MasterBench()
+    come(bench, "abcef", masters=MASTERS, master_index=index)
+    link(bench)
+    assert bench.names() == "ab"
+    told = bench.tick(limits.HOST_WAIT_NS)
+    refusals = [(str(to)[0], message.refusal) for to, message in told if isinstance(message, Refused)]
+    assert refusals == [("c", Refusal.NO_QUORUM)] * index
+    pending = bench.machine.registry.pending
+    assert {peer.name for peer in pending()} == set("ef") | set("c" * (index == 0)), "e and f are a whole host"
+    come(bench, "cd", masters=MASTERS, master_index=index)
+    link(bench)
+    assert not bench.tick(limits.HOST_WAIT_NS)
+    assert {peer.name for peer in pending()} == set("cdef")
+
+
+def test_when_a_part_of_a_host_goes_on_is_a_deadline() -> None:
+    bench = MasterBench()
+    come(bench, "a", masters=MASTERS, master_index=1)
+    bench.tick(1)
+    assert bench.machine.deadline_ns() == bench.now_ns - 1 + limits.HOST_WAIT_NS
+    come(bench, "b", masters=MASTERS, master_index=1)
+    assert bench.names() == "ab" and bench.machine.deadline_ns() is None
 
 
 def test_a_host_is_pending_once_all_of_it_is_there(bench: MasterBench) -> None:

@@ -260,6 +260,7 @@ class MasterMachine:
         if self.is_recovering:
             return deadlines[0]
         deadlines += [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
+        deadlines += [apart_ns + limits.HOST_WAIT_NS for _, apart_ns in self.registry.apart()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
         may_lead = is_whole or self._may_lead()
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
@@ -463,6 +464,7 @@ class MasterMachine:
             phase=PeerPhase.READY if hello.is_ready else PeerPhase.PREFETCHING,
             host=hello.host,
             host_size=hello.host_size,
+            apart_ns=self._outbox.now_ns if hello.host and hello.master_index else None,
         )
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.add(peer)
@@ -584,11 +586,20 @@ class MasterMachine:
                 if unreached:  # Else these were lost just now.
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
+        self._send_on(now_ns)
         for peer, reason in self.operations.tick(now_ns):
             if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
                 self.operations.wait_again(now_ns)
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+
+    def _send_on(self, now_ns: int) -> None:
+        """Sends peers to the next master where the others of their host do not come: they may be pending in the run of
+        another one. The first master of the list sends nobody on, so all of a host come together there."""
+        hosts = {peer.host for peer, apart_ns in self.registry.apart() if now_ns - apart_ns >= limits.HOST_WAIT_NS}
+        for peer in [peer for peer in self.registry.connected_pending() if peer.host in hosts]:
+            self._outbox.send(peer, Refused(Refusal.NO_QUORUM, f"not all peers of host {peer.host} have come"))
+            self._lose(peer, "goes on to the next master: not all of its host have come", now_ns, Level.INFO)
 
     def _may_be_lost(self, peer: Peer) -> bool:
         """False for a member whose loss must wait until the connected members have committed the current list."""

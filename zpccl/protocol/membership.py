@@ -89,6 +89,8 @@ class Peer:
     """Whose peers are admitted and removed together; empty: it comes and goes by itself."""
     host_size: int = 0
     """How many peers the host has."""
+    apart_ns: int | None = None
+    """Since when it has waited for the others of its host at a master that is not the first of its list."""
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
     slot: int = 0
@@ -200,6 +202,12 @@ class Registry:
         return [
             peer for peer in found if not peer.host or (counts[peer.host] == peer.host_size and peer.host not in taken)
         ]
+
+    def apart(self) -> list[tuple[Peer, int]]:
+        """Pending peers some of whose host are not here, and may be at an earlier master: each with its `apart_ns`."""
+        waiting = [(peer, peer.apart_ns) for peer in self.connected_pending() if peer.apart_ns is not None]
+        counts = Counter(peer.host for peer, _ in waiting)
+        return [(peer, apart_ns) for peer, apart_ns in waiting if counts[peer.host] < peer.host_size]
 
     def misfit_of_host(self, host: str, host_size: int) -> str:
         """Why a new peer cannot be one of its host, beside the pending ones that are connected; empty if it can."""
