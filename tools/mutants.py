@@ -320,6 +320,14 @@ host-admitted-beside-its-members: protocol.membership:Registry.whole_hosts (unit
   L1: processes that were started again are admitted while the master still lists those that died, and removed with them
   - peer.host not in taken
   + True
+half-a-host-stays: protocol.master:MasterMachine._send_on (unit tests)
+  L1: of a new host each peer waits at another master, in another run, for the others
+  - now_ns - apart_ns >= limits.HOST_WAIT_NS
+  + False
+half-a-host-leaves-the-first-master: protocol.master:MasterMachine._register (unit tests)
+  L1: peers of a host go on from each master to the next, and miss each other again and again
+  - hello.host and hello.master_index
+  + hello.host
 rest-of-a-host-stays: protocol.membership:Registry.members_of_broken_hosts (simulator)
   L1: members stay whose host has lost another one, and wait for it without end
   - counts[peer.host] < peer.host_size
@@ -728,6 +736,10 @@ rounds-of-another-run: protocol.peer:PeerMachine._register (unit tests)
   S6: a peer reports the rounds of the run that yielded, and members are removed for having missed them
   - self._memory = Memory()
   + self._memory = self._memory
+late-report-not-answered: protocol.master:MasterMachine._on_early_message (unit tests)
+  L2: a member whose report comes when the master has given its recovery up waits as long as its connection lasts
+  - self._on_early_hello(candidate, event, message.hello, now_ns)
+  + pass
 who-refuses-is-asked-again: protocol.master:MasterMachine._on_early_hello (unit tests)
   B1: a newcomer that refuses a promise is asked for it again at once, as long as the master waits for others
   - not self._raise_above(candidate, hello) and hello.is_member
