@@ -112,6 +112,23 @@ def test_a_part_of_a_host_goes_on_to_the_first_master(index: int) -> None:
     assert {peer.name for peer in pending()} == set("cdef")
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_host_that_has_been_whole_stays_or_is_removed(comes_back: bool) -> None:
+    """L1: while one of it is connecting again, the other one is not sent on; if it is lost, the other one hears it."""
+    bench = MasterBench()
+    come(bench, "abef", masters=MASTERS, master_index=1)
+    link(bench)
+    bench.tick(limits.HOST_WAIT_NS)
+    bench.disconnect("e")
+    bench.tick()
+    assert {peer.name for peer in bench.machine.registry.pending()} == set("ef")
+    if comes_back:
+        come(bench, "e", masters=MASTERS, master_index=1, connection=2)
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert {peer.name for peer in bench.machine.registry.pending()} == (set("ef") if comes_back else set())
+    assert set(kicked(bench)) == (set() if comes_back else {"f"})
+
+
 def test_when_a_part_of_a_host_goes_on_is_a_deadline() -> None:
     bench = MasterBench()
     come(bench, "a", masters=MASTERS, master_index=1)

@@ -84,6 +84,7 @@ from zpccl.protocol.takeover import TakeOver
 _YIELDS = "a run that has decided nothing yields to another one"
 
 _LEFT = "left"
+_SENT_ON = "goes on to the next master: not all of its host have come"
 """The reason of a loss after Leave, in the log."""
 
 
@@ -599,7 +600,7 @@ class MasterMachine:
         hosts = {peer.host for peer, apart_ns in self.registry.apart() if now_ns - apart_ns >= limits.HOST_WAIT_NS}
         for peer in [peer for peer in self.registry.connected_pending() if peer.host in hosts]:
             self._outbox.send(peer, Refused(Refusal.NO_QUORUM, f"not all peers of host {peer.host} have come"))
-            self._lose(peer, "goes on to the next master: not all of its host have come", now_ns, Level.INFO)
+            self._lose(peer, _SENT_ON, now_ns, Level.INFO)
 
     def _may_be_lost(self, peer: Peer) -> bool:
         """False for a member whose loss must wait until the connected members have committed the current list."""
@@ -1073,7 +1074,7 @@ def _host_reason(peer: Peer) -> str:
 
 
 def _loss_reason(peer: Peer, reason: str) -> LossReason:
-    if reason == _LEFT:
+    if reason in (_LEFT, _SENT_ON):
         return LossReason.LEFT
     if not peer.has_reported:
         return LossReason.ABSENT

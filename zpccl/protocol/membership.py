@@ -90,7 +90,7 @@ class Peer:
     host_size: int = 0
     """How many peers the host has."""
     apart_ns: int | None = None
-    """Since when it has waited for the others of its host at a master that is not the first of its list."""
+    """When it registered, at a master that is not the first of its list; None once its host has been whole here."""
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
     slot: int = 0
@@ -204,10 +204,12 @@ class Registry:
         ]
 
     def apart(self) -> list[tuple[Peer, int]]:
-        """Pending peers some of whose host are not here, and may be at an earlier master: each with its `apart_ns`."""
-        waiting = [(peer, peer.apart_ns) for peer in self.connected_pending() if peer.apart_ns is not None]
-        counts = Counter(peer.host for peer, _ in waiting)
-        return [(peer, apart_ns) for peer, apart_ns in waiting if counts[peer.host] < peer.host_size]
+        """Pending peers some of whose host have not come, and may be at an earlier master: each with its `apart_ns`."""
+        return [
+            (peer, peer.apart_ns)
+            for peer in self.connected_pending()
+            if peer.apart_ns is not None and peer.host not in self._given_up
+        ]
 
     def misfit_of_host(self, host: str, host_size: int) -> str:
         """Why a new peer cannot be one of its host, beside the pending ones that are connected; empty if it can."""
@@ -239,6 +241,10 @@ class Registry:
         self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
         self._pending[peer.peer_id] = peer
+        of_host = [other for other in self._pending.values() if peer.host and other.host == peer.host]
+        if len(of_host) == peer.host_size:
+            for other in of_host:
+                other.apart_ns = None
         if peer.connection is not None:
             self.by_connection[peer.connection] = peer
 

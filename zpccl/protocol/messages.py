@@ -333,7 +333,8 @@ class Refusal(enum.IntEnum):
     NO_RUN = 5
     """To a new peer: this master leads no run, and knows of none. Another master may lead one."""
     NO_QUORUM = 6
-    """To a new peer: members of a run are connected to this master, but no quorum of them."""
+    """To a new peer: members of a run are connected to this master, but no quorum of them. Or not all peers of its host
+    have come, so that it had better look for them at another master."""
     OTHER_MASTERS = 7
     """The peer has another list of masters than the peers that connected before."""
     YIELDED = 8
