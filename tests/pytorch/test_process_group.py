@@ -378,7 +378,7 @@ def test_tensors_on_a_gpu(ranks: Any, gpu: FakeDevice) -> None:
     assert gpu.under_way == 0
     marks = [entry[1] for entry in gpu.log if entry[0] == "behind"]
     assert len(set(marks)) == len(marks), "each finishes behind the mark of its own call"
-    assert bool(marks) == (ranks.size > 1)
+    assert marks and "wait" in [entry[0] for entry in gpu.log], "and is waited for"
 
 
 @pytest.mark.parametrize("gpu_rank", [0, 1])
@@ -404,6 +404,25 @@ def test_what_fails_leaves_a_tensor_on_a_gpu_alone(gpu: FakeDevice) -> None:
         assert isinstance(groups.failure(work.wait), zpccl.PCCLError)
         assert gpus.on_cpu(tensor).tolist() == [1.0, 2.0]
         assert "in" not in [entry[0] for entry in gpu.log]
+
+
+@pytest.mark.parametrize("what", ["reduces", "sends"])
+def test_an_error_of_torch_is_one_of_the_group(gpu: FakeDevice, what: str) -> None:
+    """L1: no thread dies of it, and no other rank waits."""
+    gpu.fail_at = 0
+    calls: dict[str, Callable[[Any, Any], Any]] = {
+        "reduces": lambda group, tensor: group.allreduce([tensor], summed()),
+        "sends": lambda group, tensor: (group.send, group.recv)[group.rank()]([tensor], 1 - group.rank(), 0),
+    }
+    with groups.local_ranks(2) as ranks:
+
+        def run(group: Any, rank: int) -> Any:
+            tensor = torch.ones(1) if rank else gpus.on_gpu([1.0])
+            return groups.failure(lambda: calls[what](group, tensor).wait())
+
+        error, other = ranks.all(run)
+        assert isinstance(error, zpccl.InternalError) and "fell off" in str(error)
+        assert isinstance(other, zpccl.PCCLError) and all(group.error is not None for group in ranks.groups)
 
 
 def test_a_future_knows_the_gpus_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

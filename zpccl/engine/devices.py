@@ -1,7 +1,7 @@
 """Devices that hold tensors, as far as they are sent: copies to and from page-locked memory of the host.
 
-Copies run beside the CPU, on a stream of their own, in the order in which they are begun. They wait for the work that
-was on the caller's stream when its tensor was looked at, as all of torch does, and for no more.
+Copies run beside the CPU, on two streams of their own, one for each way, in the order in which they are begun. They
+wait for the work that was on the caller's stream when its tensor was looked at, as all of torch does.
 
 The memory of the host belongs to torch's allocator of page-locked memory, which keeps what is given back for the next.
 """
@@ -50,7 +50,7 @@ class Device(Protocol):
         """Waits until the work before the mark is done."""
 
     def behind(self, mark: Any) -> AbstractContextManager[None]:
-        """What this thread gives the device meanwhile is put on the stream for copies, behind the mark."""
+        """What this thread gives the device meanwhile is put on the stream for copies to it, behind the mark."""
 
     def staging(self, size: int) -> Staging:
         """New memory of the host for copies."""
@@ -72,7 +72,7 @@ class CudaDevice:
     def __init__(self, device: Any) -> None:
         self._torch = sys.modules["torch"]
         self._device = device
-        self._stream = self._torch.cuda.Stream(device)
+        self._to_host, self._to_device = (self._torch.cuda.Stream(device) for _ in range(2))
 
     def bytes_of(self, tensor: Any) -> Any:
         """An alias of the tensor, of bytes in one dimension."""
@@ -90,12 +90,9 @@ class CudaDevice:
         """Waits for the event."""
         mark.synchronize()
 
-    @contextlib.contextmanager
-    def behind(self, mark: Any) -> Iterator[None]:
-        """Makes the stream that is for copies the current one."""
-        with self._torch.cuda.stream(self._stream):
-            self._stream.wait_event(mark)
-            yield
+    def behind(self, mark: Any) -> AbstractContextManager[None]:
+        """Makes the stream for copies to the device the current one."""
+        return self._behind(mark, self._to_device)
 
     def staging(self, size: int) -> Staging:
         """New page-locked memory, which a GPU copies from and to by itself."""
@@ -103,16 +100,22 @@ class CudaDevice:
         return Staging(memoryview(tensor.numpy()), tensor)
 
     def begin_copy_out(self, source: Any, offset: int, staging: Staging, size: int, mark: Any) -> Wait:
-        """Begins the copy on the stream that is for copies."""
-        return self._copy(staging.owner[:size], source[offset : offset + size], mark)
+        """Begins the copy on its stream."""
+        return self._copy(staging.owner[:size], source[offset : offset + size], mark, self._to_host)
 
     def begin_copy_in(self, staging: Staging, size: int, target: Any, offset: int, mark: Any) -> Wait:
-        """Begins the copy on the stream that is for copies."""
-        return self._copy(target[offset : offset + size], staging.owner[:size], mark)
+        """Begins the copy on its stream."""
+        return self._copy(target[offset : offset + size], staging.owner[:size], mark, self._to_device)
 
-    def _copy(self, target: Any, source: Any, mark: Any) -> Wait:
+    @contextlib.contextmanager
+    def _behind(self, mark: Any, stream: Any) -> Iterator[None]:
+        with self._torch.cuda.stream(stream):
+            stream.wait_event(mark)
+            yield
+
+    def _copy(self, target: Any, source: Any, mark: Any, stream: Any) -> Wait:
         # Tensors that were made in inference mode may be written in it only; it suits all others, too.
-        with self._torch.inference_mode(), self.behind(mark):
+        with self._torch.inference_mode(), self._behind(mark, stream):
             target.copy_(source, non_blocking=True)
             return partial(self.wait, self.mark())
 

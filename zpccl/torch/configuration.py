@@ -24,7 +24,7 @@ from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
-from zpccl.torch.pairs import Pair
+from zpccl.torch.pairs import Pair, as_own
 from zpccl.torch.rendezvous import Membership, claimed
 from zpccl.torch.tags import Tags
 
@@ -45,7 +45,7 @@ class Configuration:
     def __init__(self, members: Membership) -> None:
         self.rank, self.size = members.rank, members.size
         self.ranks = members.ranks
-        self.rows = torch.tensor(members.ranks)
+        self.rows = torch.tensor(members.ranks, device="cpu")  # Whatever torch's default is.
         self.is_in_order = members.ranks == tuple(range(members.size))
         self.error: PCCLError | None = None
         self.failure: PCCLError | None = None
@@ -100,8 +100,8 @@ class Configuration:
             handle = launch(self.communicator, tag)
         except InvalidArgument:
             raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
-        except PCCLError as error:
-            raise copy.copy(self.fail(error)) from error
+        except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
+            raise copy.copy(self.fail(as_own(error))) from error
         self._in_flight[tag] = handle
         handle.add_done_callback(lambda: self._forget(tag, handle))
         return handle

@@ -26,9 +26,14 @@ from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.engine.devices import device_of
 from zpccl.engine.tensors import is_on_gpu
-from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError
+from zpccl.errors import InternalError, InvalidUsage, OperationTimeout, PCCLError
 from zpccl.torch.rendezvous import Membership, meet
 from zpccl.types import ReduceInfo
+
+
+def as_own(error: Exception) -> PCCLError:
+    """An error of torch's, or of memory, as one of zpccl's."""
+    return error if isinstance(error, PCCLError) else InternalError(f"{type(error).__name__}: {error}")
 
 
 class Message:
@@ -134,8 +139,8 @@ class Pair:
                 try:
                     with behind:
                         message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
-                except PCCLError as error:
-                    message.fail(error)
+                except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
+                    message.fail(as_own(error))
 
         message.add_done_callback(lambda: self._forget(call_tag, message))
         if before is None:

@@ -229,7 +229,7 @@ class ProcessGroup(dist.ProcessGroup):
         finish: Callable[[Any], object] | None = None,
     ) -> Part:
         signature = kind, tensor.numel(), tensor.dtype, detail
-        return Part.of(self._configuration.issue(signature, launch, self.timeout), tensor, finish)
+        return Part(self._configuration.issue(signature, launch, self.timeout), finish)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
@@ -453,7 +453,7 @@ class ProcessGroup(dist.ProcessGroup):
         _check_count(len(outputs), self._size, "output tensors")
         _check_count(len(inputs), self._size, "input tensors")
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
-        longest = torch.tensor([max(tensor.numel() for tensor in plain)])
+        longest = torch.tensor([max(tensor.numel() for tensor in plain)], device="cpu")
         self.allreduce([longest], _maximum()).wait()
         rows = plain[0].new_zeros(self._size, int(longest))
         for row, rank in enumerate(self._configuration.ranks):
@@ -510,7 +510,7 @@ class ProcessGroup(dist.ProcessGroup):
         message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
-        return self._work([Part.of(message, memory, finish)], tensors, size=2)
+        return self._work([Part(message, finish)], tensors, size=2)
 
     def _in_row_order(self, tensor: Any) -> Any:
         """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""

@@ -28,31 +28,11 @@ class Part:
 
     Attributes:
         handle: of the call.
-        finish: makes the user's output of the call's result; None: it is there already. Any thread may call it.
+        finish: makes the user's output of the call's result; None: it is there already.
     """
 
     handle: AsyncReduceHandle | Message
-    finish: Callable[[Any], object] | None
-
-    @classmethod
-    def of(cls, handle: AsyncReduceHandle | Message, tensor: Any, finish: Callable[[Any], object] | None) -> Part:
-        """A call that was made with a tensor, by this thread.
-
-        Where the tensor is on a GPU, `finish` gives it work. That comes behind what is on this thread's stream now, and
-        is done when `finish` returns.
-        """
-        if finish is None or not is_on_gpu(tensor):
-            return cls(handle, finish)
-        device = device_of(tensor)
-        mark = device.mark()
-
-        def finish_on_gpu(result: Any) -> None:
-            with device.behind(mark):
-                finish(result)
-                done = device.mark()
-            device.wait(done)
-
-        return cls(handle, finish_on_gpu)
+    finish: Callable[[Any], object] | None = None
 
 
 class Work(dist.Work):
@@ -60,7 +40,10 @@ class Work(dist.Work):
 
     Its tensors must stay untouched until `wait` has returned, `is_completed` has said True, or the future is done. One
     that fails ends its configuration: all other Works fail too, and no other can be issued. Its inputs are as they were
-    before the call; outputs apart from them are undefined.
+    before the call, but for those of other calls of the same collective; outputs apart from them are undefined.
+
+    What is done to outputs on GPUs comes behind the work that was on the caller's stream when the collective was
+    issued, whichever thread waits, and is done when `wait` returns.
 
     Args:
         configuration: the ranks that have issued it.
@@ -76,7 +59,9 @@ class Work(dist.Work):
         super().__init__()
         self._configuration, self._parts, self._outputs = configuration, tuple(parts), outputs
         self._size, self._timeout = size, timeout
-        self._lock = threading.Lock()
+        self._marks = [(device, device.mark()) for device in map(device_of, tensors_on_gpus(outputs))]
+        self._lock = threading.Lock()  # Of error, future and parts: taken by the peer's thread too, so never for long.
+        self._finishing = threading.Lock()
         self._is_finished = False
         self._error: PCCLError | None = None
         self._future: Any = None
@@ -106,16 +91,28 @@ class Work(dist.Work):
                 self._fail(PeerLost(error.message) if isinstance(error, TooFewPeers) else error)
             elif info is not None and info.local_world_size != self._size:
                 self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
-        with self._lock:
+        with self._finishing:
             if self._error is not None:
                 raise copy.copy(self._error)  # Raising writes to it, and several threads may.
             if not self._is_finished:
-                for part in self._parts:
-                    if part.finish is not None:
-                        with torch.no_grad():
-                            part.finish(part.handle.result)
+                self._finish()
                 self._is_finished = True
         return True
+
+    def _finish(self) -> None:
+        """Makes the outputs of the results. Of a rank that is alone, waits for what was done when it was issued."""
+        left = [part for part in self._parts if part.finish is not None]
+        if self._parts and not left:
+            return
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            for device, mark in self._marks:
+                stack.enter_context(device.behind(mark))
+            for part in left:
+                assert part.finish is not None
+                part.finish(part.handle.result)
+            done = [(device, device.mark()) for device, _ in self._marks]
+        for device, mark in done:
+            device.wait(mark)
 
     def _fail(self, error: PCCLError) -> NoReturn:
         """The first error stays the one of this Work, whoever waits for it."""
@@ -125,7 +122,7 @@ class Work(dist.Work):
         raise copy.copy(error)
 
     def is_completed(self) -> bool:
-        """True once the collective has ended, with success or not."""
+        """True once the collective has ended, with success or not. Results for GPUs are copied there before."""
         if not all(part.handle.done() for part in self._parts):
             return False
         with contextlib.suppress(PCCLError):
@@ -183,10 +180,17 @@ class Work(dist.Work):
 
 def new_future(value: Any) -> Any:
     """A `torch.futures.Future` for a tensor, or lists of them. torch must know on which GPUs they are."""
-    return torch.futures.Future(devices=sorted(_gpus_of(value), key=str))
+    return torch.futures.Future(devices=[tensor.device for tensor in tensors_on_gpus(value)])
 
 
-def _gpus_of(value: Any) -> set[Any]:
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_gpus_of, value))
-    return {value.device} if is_on_gpu(value) else set()
+def tensors_on_gpus(value: Any) -> list[Any]:
+    """Of a tensor, or lists of them: one on each GPU, in order of their names."""
+    found: dict[str, Any] = {}
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, (list, tuple)):
+            left += each
+        elif is_on_gpu(each):
+            found[str(each.device)] = each
+    return [found[name] for name in sorted(found)]
