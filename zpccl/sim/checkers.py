@@ -390,21 +390,26 @@ class EqualState(Checker):
 
 
 class SyncSources(Checker):
-    """L2: a sync does not fail for lack of sources while a complete seed has links to all fetchers."""
+    """L2: a sync does not fail for lack of sources while a complete seed has links to all fetchers.
+
+    Only plans of the master that lets it fail count: another one knows of those before it what peers report, and may be
+    left without the sources of one that its plan has never reached.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._plans: dict[RunKey, dict[bytes, Fetching]] = {}
+        self._plans: dict[tuple[RunKey, int], dict[bytes, Fetching]] = {}  # By term, too.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Looks for such a seed; a link counts if both its ends have reported it."""
+        term = master.machine.term
         node = self.cluster.node_of(connection)
         if isinstance(message, Plan) and isinstance(message.how, Fetching) and node is not None:
-            self._plans.setdefault(master.key(connection, message.attempt_id), {})[node.peer_id] = message.how
+            self._plans.setdefault((master.key(connection, message.attempt_id), term), {})[node.peer_id] = message.how
         if not isinstance(message, Decision) or message.committed or NOBODY_LEFT not in message.reason:
             return
         registry = master.machine.registry
-        plans = self._plans.get(master.key(connection, message.attempt_id), {})
+        plans = self._plans.get((master.key(connection, message.attempt_id), term), {})
         here = {peer_id: registry.peers[peer_id] for peer_id in plans if peer_id in registry.peers}
         fetchers = [peer for peer_id, peer in here.items() if plans[peer_id].fetch]
         for peer_id, peer in here.items():
