@@ -369,10 +369,16 @@ class Event:
 def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in_inference_mode: bool) -> None:
     """Of the code for CUDA, over stand-ins for streams and events and torch's own copies."""
     log: list[str] = []
+    streams: list[Stream] = []
     empty = torch.empty
+
+    def enter(stream: Stream) -> contextlib.AbstractContextManager[None]:
+        streams.append(stream)
+        return contextlib.nullcontext()
+
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(log))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", enter)
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: Event(log))
     monkeypatch.setattr(torch, "empty", lambda size, dtype, pin_memory: empty(size, dtype=dtype))
     with torch.inference_mode(made_in_inference_mode):
@@ -385,6 +391,7 @@ def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in
     assert b"".join(bytes(piece) for piece in found.pieces(0, 600, 64)) == bytes(host.read(0, 600))
     found.write(4, bytes(6))
     assert tensor.flatten().tolist()[:6] == [0, 1, 0, 0, 0, 5]
+    assert streams[0] is streams[1] is not streams[2], "each way has a stream, so that copies overlap"
     assert log == ["record"] + ["wait", "record", "synchronize"] * 3
 
 
