@@ -27,6 +27,7 @@ from .takeover import TakeOver, hello_of
 
 GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
+MASTERS = ("m1:1", "m2:1")
 OK = Result.SUCCESS
 
 
@@ -89,9 +90,6 @@ def test_a_peer_without_a_host_begins_by_itself() -> None:
     come(bench, "a")
     bench.hello("x")
     assert bench.names() == "x"
-
-
-MASTERS = ("m1:1", "m2:1")
 
 
 @pytest.mark.parametrize("index", [0, 1])

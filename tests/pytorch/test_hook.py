@@ -76,7 +76,6 @@ def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: l
     return [found[place] for place in sorted(found)]
 
 
-META = [torch.nn.Parameter(torch.ones(2, device="meta"))]
 LAYOUTS = [[[2], [1, 0]], [[0, 1, 2]]]
 
 
@@ -117,7 +116,8 @@ def test_gradients_on_a_gpu(gpu: FakeDevice, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_parameters_on_several_devices_are_refused() -> None:
     with pytest.raises(zpccl.InvalidArgument, match="several devices"):
-        hook.fault_tolerant_hook(zpccl.Communicator("127.0.0.1:1"), [torch.nn.Parameter(torch.ones(2)), *META])
+        parameters = [torch.nn.Parameter(torch.ones(2, device=device)) for device in ("cpu", "meta")]
+        hook.fault_tolerant_hook(zpccl.Communicator("127.0.0.1:1"), parameters)
 
 
 def test_alone_it_goes_on_with_its_own() -> None:

@@ -84,8 +84,9 @@ from zpccl.protocol.takeover import TakeOver
 _YIELDS = "a run that has decided nothing yields to another one"
 
 _LEFT = "left"
-_SENT_ON = "goes on to the next master: not all of its host have come"
 """The reason of a loss after Leave, in the log."""
+_SENT_ON = "goes on to the next master: not all of its host have come"
+"""The reason of the loss of a pending peer that is sent on, in the log."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +388,7 @@ class MasterMachine:
         ahead = "" if hello.is_ready else ", and fetches state ahead"
         of_host = ""
         if peer.host:
-            count = sum(other.host == peer.host for other in self.registry.pending())
+            count = len(self.registry.pending_of(peer.host))
             of_host = f", {count} of {peer.host_size} of host {peer.host}"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{of_host}{ahead}")
         self._welcome(peer)

@@ -194,6 +194,10 @@ class Registry:
         """Pending peers that are connected, in order of registration."""
         return [peer for peer in self._pending.values() if peer.connection is not None]
 
+    def pending_of(self, host: str) -> list[Peer]:
+        """Pending peers of a host."""
+        return [peer for peer in self._pending.values() if peer.host == host]
+
     def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those pending peers whose whole host is among them, and has no members yet; and those without a host."""
         found = list(peers)
@@ -241,8 +245,7 @@ class Registry:
         self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
         self._pending[peer.peer_id] = peer
-        of_host = [other for other in self._pending.values() if peer.host and other.host == peer.host]
-        if len(of_host) == peer.host_size:
+        if peer.host and len(of_host := self.pending_of(peer.host)) == peer.host_size:
             for other in of_host:
                 other.apart_ns = None
         if peer.connection is not None:

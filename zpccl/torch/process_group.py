@@ -227,9 +227,9 @@ class ProcessGroup(dist.ProcessGroup):
         detail: Hashable,
         launch: Callable[[Communicator, int], AsyncReduceHandle],
         finish: Callable[[Any], object] | None = None,
-    ) -> Part:
+    ) -> list[Part]:
         signature = kind, tensor.numel(), tensor.dtype, detail
-        return Part(self._configuration.issue(signature, launch, self.timeout), finish)
+        return [Part(self._configuration.issue(signature, launch, self.timeout), finish)]
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
@@ -266,14 +266,13 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(tensor, must_copy=not is_in_place)
         if factor is not None:
             memory.mul_(factor)
-        part = self._issue(
+        return self._issue(
             "all_reduce",
             memory,
             operation,
             lambda comm, tag: comm.all_reduce_async(memory, memory, op=operation, tag=tag),
             None if is_in_place or output is None else lambda _: _copy(output, memory),
         )
-        return [part]
 
     def reduce_scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any = None) -> Work:
         """Reduces a tensor for each rank."""
@@ -308,14 +307,13 @@ class ProcessGroup(dist.ProcessGroup):
             _copy(output, memory)
             return []
         memory = _contiguous(memory)
-        part = self._issue(
+        return self._issue(
             "reduce_scatter",
             memory,
             operation,
             lambda comm, tag: comm.reduce_scatter_async(memory, op=operation, tag=tag),
             lambda result: _copy(output, result.tensor),
         )
-        return [part]
 
     # --- Moving data ------------------------------------------------------------------------------------------------
 
@@ -333,14 +331,13 @@ class ProcessGroup(dist.ProcessGroup):
             if finish is not None:
                 finish(None)
             return []
-        part = self._issue(
+        return self._issue(
             "broadcast",
             memory,
             root,
             lambda comm, tag: comm.broadcast_async(memory, is_root=root == self._rank, tag=tag),
             finish,
         )
-        return [part]
 
     def scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any) -> Work:
         """Gives each rank one of the root's tensors. It is a broadcast: each rank receives the tensors of all."""
@@ -416,14 +413,13 @@ class ProcessGroup(dist.ProcessGroup):
             if finish is not None:
                 finish(memory.view(1, -1).expand(self._size, -1))
             return []
-        part = self._issue(
+        return self._issue(
             "all_gather",
             memory,
             None,
             lambda comm, tag: comm.all_gather_async(memory, recv, tag=tag),
             None if finish is None else lambda result: finish(result.tensor.view(self._size, -1)),
         )
-        return [part]
 
     def all_to_all_single(
         self, output: Any, input: Any, output_split_sizes: list[int], input_split_sizes: list[int], opts: Any = None
@@ -464,14 +460,13 @@ class ProcessGroup(dist.ProcessGroup):
         if self._size == 1 or rows.numel() == 0:
             finish(rows)
             return []
-        part = self._issue(
+        return self._issue(
             "all_to_all",
             rows,
             None,
             lambda comm, tag: comm.all_to_all_async(rows, tag=tag),
             lambda result: finish(result.tensor),
         )
-        return [part]
 
     # --- The rest ---------------------------------------------------------------------------------------------------
 
@@ -479,8 +474,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Waits for all ranks."""
         if self._size == 1:
             return self._work([], [], opts)
-        part = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
-        return self._work([part], [], opts)
+        parts = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
+        return self._work(parts, [], opts)
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
         """Sends a tensor to one rank, which must receive it."""

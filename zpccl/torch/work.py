@@ -59,7 +59,10 @@ class Work(dist.Work):
         super().__init__()
         self._configuration, self._parts, self._outputs = configuration, tuple(parts), outputs
         self._size, self._timeout = size, timeout
-        self._marks = [(device, device.mark()) for device in map(device_of, tensors_on_gpus(outputs))]
+        # Calls that write to the outputs themselves wait for that. A rank that is alone makes no call.
+        is_left = not parts or any(part.finish is not None for part in parts)
+        gpus = map(device_of, tensors_on_gpus(outputs if is_left else []))
+        self._marks = [(device, device.mark()) for device in gpus]
         self._lock = threading.Lock()  # Of error, future and parts: taken by the peer's thread too, so never for long.
         self._finishing = threading.Lock()
         self._is_finished = False
@@ -100,16 +103,13 @@ class Work(dist.Work):
         return True
 
     def _finish(self) -> None:
-        """Makes the outputs of the results. Of a rank that is alone, waits for what was done when it was issued."""
-        left = [part for part in self._parts if part.finish is not None]
-        if self._parts and not left:
-            return
+        """Makes the outputs of the results, and waits for that. A rank that is alone made them when it issued it."""
         with contextlib.ExitStack() as stack, torch.no_grad():
             for device, mark in self._marks:
                 stack.enter_context(device.behind(mark))
-            for part in left:
-                assert part.finish is not None
-                part.finish(part.handle.result)
+            for part in self._parts:
+                if part.finish is not None:
+                    part.finish(part.handle.result)
             done = [(device, device.mark()) for device, _ in self._marks]
         for device, mark in done:
             device.wait(mark)
