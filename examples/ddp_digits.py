@@ -94,7 +94,7 @@ def main() -> None:
         print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")
         if options.save:
             torch.save(model.module.state_dict(), options.save)
-    dist.barrier()  # A thread of Gloo that still held a tensor while Python ends would abort the process.
+    dist.barrier()  # A thread of Gloo that frees its last call while Python ends aborts the process: here all is saved.
     dist.destroy_process_group()
 
 
