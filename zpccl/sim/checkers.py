@@ -813,15 +813,17 @@ class Hosts(Checker):
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Who is admitted comes with the whole host. A new master has those that the former one admitted.
 
-        Who brings its list back may be alone with it: then its host is not whole, and it is removed.
+        Who brings its list back may be alone with it: then its host is not whole, and it is removed. If its host is
+        whole by the list, others of it may not know yet that they are members.
         """
         size, nodes = self.cluster.script.host_size, self.cluster.nodes
         if not size or master.machine.is_recovering:
             return
         members = {peer.peer_id for peer in master.machine.registry.order}
         new = members - self._members.get(master.lifetime, members)
-        hosts = Counter(nodes[peer_id].host for peer_id in new if peer_id in nodes and not is_member(nodes[peer_id]))
-        for host, count in hosts.items():
+        counts = Counter(nodes[peer_id].host for peer_id in members if peer_id in nodes)
+        for host in {nodes[peer_id].host for peer_id in new if peer_id in nodes and not is_member(nodes[peer_id])}:
+            count = counts[host]
             self.cluster.require(count == size, "L1", f"{master.name} admits {count} of {size} peers of {host}")
         self._members[master.lifetime] = members
 
