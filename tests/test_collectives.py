@@ -18,6 +18,7 @@ from zpccl.collectives import _wait_with_retry, _windows
 from zpccl.control.calls import part_of
 from zpccl.errors import Result
 from zpccl.protocol.messages import CollectiveSpec
+from zpccl.protocol.paths import Paths
 from zpccl.types import DataType, ReduceOp
 
 pytestmark = pytest.mark.e2e
@@ -134,12 +135,20 @@ def test_parts_that_are_gathered_are_the_whole(trio: Run) -> None:
     assert trio.all(both) == [True] * 3
 
 
+@pytest.mark.parametrize("is_whole", (True, False))
 @pytest.mark.parametrize("size", (2, 3, 4))
 @pytest.mark.parametrize("room", (None, 0, 5))
-def test_all_to_all(runs: dict[int, Run], size: int, room: int | None) -> None:
-    """S1: row i goes to peer i in order of ids, and what comes from peer i is row i; `send` is left alone."""
+def test_all_to_all(
+    runs: dict[int, Run], size: int, room: int | None, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: row i goes to peer i in order of ids, and what comes from peer i is row i; `send` is left alone.
+
+    Where a link is missing, too.
+    """
     run = runs[size]
     order = by_id(run)
+    if not is_whole:
+        monkeypatch.setattr(Paths, "broken", lambda self, members, now_ns: [tuple(members[:2])])
 
     def rows_of(comm: zpccl.Communicator) -> Array:
         return array_of(run, comm, size * 6006).reshape(size, 77, 78)
@@ -148,11 +157,12 @@ def test_all_to_all(runs: dict[int, Run], size: int, room: int | None) -> None:
         send = rows_of(comm)
         send.setflags(write=False)
         recv = None if room is None else np.full(send.size + room, 7.0)
-        return comm.all_to_all(send, recv), recv
+        return comm.all_to_all(send, recv, tag=int(is_whole)), recv  # No plan of before is left.
 
     for comm, (result, recv) in zip(run.comms, run.all(exchange), strict=True):
         assert result.peer_ids == comm.peer_ids == tuple(other.peer_id for other in order)
-        assert order[result.row] is comm and result.info.algorithm == zpccl.Algorithm.DIRECT
+        assert order[result.row] is comm
+        assert result.info.algorithm is (zpccl.Algorithm.DIRECT if is_whole else zpccl.Algorithm.RING)
         np.testing.assert_array_equal(result.tensor, [rows_of(other)[result.row] for other in order])
         if recv is not None:
             assert np.shares_memory(result.tensor, recv) and (recv[result.tensor.size :] == 7).all()

@@ -14,6 +14,7 @@ import zpccl
 from zpccl import arguments, limits
 from zpccl.engine.devices import CudaDevice
 from zpccl.engine.tensors import new_tensor
+from zpccl.protocol.paths import Paths
 from zpccl.state import regions
 from zpccl.types import DataType, QuantizationOptions, ReduceOp
 
@@ -136,6 +137,20 @@ def test_collectives_of_tensors_on_a_gpu(pair: Run, gpu: FakeDevice, what: str) 
     """Results are on the GPU, too, and no copy is under way after the call."""
     assert pair.all(lambda comm: COLLECTIVES[what](comm, place_of(pair, comm))) == [True, True]
     assert gpu.under_way == 0 and sum(entry[0] == "out" for entry in gpu.log) == 2
+
+
+def test_rows_come_to_a_gpu_by_way_of_others(pair: Run, gpu: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets those of all in memory of the host, and its own on the GPU."""
+    monkeypatch.setattr(Paths, "broken", lambda self, members, now_ns: [tuple(members[:2])])
+
+    def exchange(comm: zpccl.Communicator) -> list[float]:
+        place = place_of(pair, comm)
+        result = comm.all_to_all(on_gpu(place, place), tag=9)  # No plan of before is left.
+        assert result.info.algorithm is zpccl.Algorithm.RING
+        return sorted(numbers(result.tensor))
+
+    assert pair.all(exchange) == [[0, 1], [0, 1]]
+    assert gpu.under_way == 0
 
 
 @pytest.mark.parametrize("is_async", [False, True])

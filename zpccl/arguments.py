@@ -5,8 +5,11 @@ All of it raises InvalidArgument for what cannot be used, and PeerLost for rows 
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy
 
 from zpccl import limits
 from zpccl.caller import checked_int
@@ -224,6 +227,9 @@ class _ReduceScatter(_SizedByPeers):
 
 @dataclass(eq=False, kw_only=True)
 class _AllToAll(_SizedByPeers):
+    _all: Any = field(default=None, init=False)
+    """The rows of all peers for all, where they went by way of others."""
+
     def __post_init__(self) -> None:
         self.check_rows(self.world_size)
         super().__post_init__()
@@ -244,7 +250,23 @@ class _AllToAll(_SizedByPeers):
     def recv_for(self, world_size: int, place: int) -> TensorView:
         """A new tensor, or the user's. Fails if a peer is lost for which there is a row."""
         self.check_rows(world_size)
+        self._all = None
         return super().recv_for(world_size, place)
+
+    def rows_for(self, world_size: int) -> TensorView:
+        """New memory."""
+        self._all = numpy.empty(world_size * self.send.nbytes, numpy.uint8)
+        return TensorView(self._all, self._all.ctypes.data, world_size * self.send.count, self.send.datatype)
+
+    def put(self) -> None:
+        """Takes the rows for this peer out of those for all."""
+        if self._all is not None:
+            size = self.send.nbytes // len(self.peers)
+            begin = self._all.ctypes.data + size * self.place
+            for row in range(len(self.peers)):
+                ctypes.memmove(self.recv.address + size * row, begin + self.send.nbytes * row, size)
+            self._all = None
+        super().put()
 
     def result(self) -> GatherResult:
         """The rows."""

@@ -255,8 +255,9 @@ class Collectives(Caller):
         Rows are in order of peer ids (`Communicator.peer_ids`), as those of `all_gather`: row i of `send` goes to peer
         i, and row i of the result comes from peer i. `send` is only read.
 
-        It needs data connections between all members. Each peer has another result, so there are no digests to compare:
-        see `reduce_scatter` for what is verified.
+        Where two members have no data connection, the rows go by way of others as in an `all_gather`: each peer gets
+        those for all, in memory of `world_size` times the size of `send`, and keeps its own. Each peer has another
+        result, so there are no digests to compare: see `reduce_scatter` for what is verified.
 
         Args:
             send: contiguous numpy array or torch tensor with one row for each member, of shape `(world_size, ...)`;
@@ -271,7 +272,6 @@ class Collectives(Caller):
 
         Raises:
             PeerLost: a peer was lost, perhaps before all had called; call again with rows for those who are left.
-            PeerUnreachable: two members have no data connection with each other; the text names them.
             PCCLError: as by `all_reduce`.
         """
         result: GatherResult = self._run(arguments.all_to_all(send, recv, tag, self._world_size()), timeout)

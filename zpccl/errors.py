@@ -138,7 +138,7 @@ class Kicked(PCCLError):
 class PeerUnreachable(PCCLError):
     """No data connection to another peer could be made, or those of the members do not allow a call: there is no ring.
 
-    An all-to-all needs one between every two members, an all-reduce mostly no more than links that connect all.
+    Most calls need no more than links that connect all members.
 
     Attributes:
         peers: names of the peers concerned.

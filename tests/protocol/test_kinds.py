@@ -244,30 +244,30 @@ def test_members_agree_in_how_many_they_need() -> None:
     assert verdict is not None and (verdict.result, verdict.field) == (Result.INVALID_USAGE, "min_world_size")
 
 
-def test_an_all_to_all_waits_for_all_links() -> None:
-    """L2: a ring would not do."""
-    bench = bench_of("a", "b", "c", "d")
-    cut(bench, "a", "b")
-    for name in "abcd":
-        assert bench.begin(name, 1, ALL_TO_ALL) == []
-    assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
-    bench.link("a", "b", "c", "d")
-    assert list(bench.plans.values()) == [reducing("abcd", Algorithm.DIRECT)]
-
-
-def test_an_all_to_all_is_refused_if_two_members_do_not_reach_each_other() -> None:
-    """L1: other collectives go around the broken path, so nobody is removed for it."""
+def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
+    """L2: the rows of all go to all around a ring, and among themselves once the link is there."""
     bench = bench_of("a", "b", "c", "d")
     cut(bench, "a", "b")
     for name in "abcd":
         bench.begin(name, 1, ALL_TO_ALL)
-    answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
-    reason = "this all-to-all needs data connections between all peers; that of a and b is down"
-    assert {(answer.result, answer.reason) for answer in answers} == {(Result.RANK_CONNECTION_FAILED, reason)}
-    assert len(answers) == 4
+    assert list(bench.plans.values()) == [reducing("acbd")]
     for name in "abcd":
-        sent = bench.begin(name, 2)
-    assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "acbd")) for name in "acbd"]
+        bench.finish(name, 1)
+    bench.link("a", "b", "c", "d")
+    for name in "abcd":
+        bench.begin(name, 2, ALL_TO_ALL)
+    assert list(bench.plans.values()) == [reducing("acbd"), reducing("abcd", Algorithm.DIRECT)]
+
+
+def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
+    """L2: c alone reaches all. The tree of each row begins with its peer."""
+    bench = bench_of("a", "b", "c")
+    cut(bench, "a", "b")
+    for name in "abc":
+        bench.begin(name, 1, ALL_TO_ALL)
+    (how,) = bench.plans.values()
+    assert (how.algorithm, how.order) == (Algorithm.TREES, pids("abc"))
+    assert [(lane.root, lane.parents) for lane in how.lanes] == [(0, (0, 2, 0)), (1, (2, 1, 1)), (2, ())]
 
 
 # --- Barrier ----------------------------------------------------------------------------------------------------------

@@ -64,14 +64,17 @@ class PendingCall:
             self.send.staged.fetch()
 
     def store(self) -> None:
-        """Copies the result to the device whose tensor receives it, once. By a thread of the user, after success."""
-        staged = self.recv.staged
-        if staged is None or (isinstance(self.spec, CollectiveSpec) and self.spec.is_root):
-            return
+        """Puts the result where it belongs, if it is elsewhere, once. By a thread of the user, after success."""
         with self._store_lock:
             if not self._is_stored:
-                staged.store(self.received_bytes())
+                self.put()
             self._is_stored = True
+
+    def put(self) -> None:
+        """Copies the result to the device whose tensor receives it."""
+        staged = self.recv.staged
+        if staged is not None and not (isinstance(self.spec, CollectiveSpec) and self.spec.is_root):
+            staged.store(self.received_bytes())
 
     def received_bytes(self) -> int:
         """Size of the result."""
@@ -88,6 +91,14 @@ class PendingCall:
         del world_size, place
         return self.recv
 
+    def rows_for(self, world_size: int) -> TensorView:
+        """What receives all that is sent in an all-to-all by way of others. The peer's thread calls it, as above.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
+        raise NotImplementedError
+
     def plan(self, start: StartReduce, own_id: bytes, names: Mapping[bytes, str]) -> ReducePlan:
         """What the engine of the peer `own_id` does in an attempt at a collective.
 
@@ -102,6 +113,8 @@ class PendingCall:
         self.place = owners.index(rank)
         self.algorithm = Algorithm(how.algorithm)
         recv = self.recv_for(len(order), self.place)
+        if kind is CollectiveKind.ALL_TO_ALL and self.algorithm is not Algorithm.DIRECT:
+            kind, recv = CollectiveKind.ALL_GATHER, self.rows_for(len(order))
         if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
             owners = ()
         elif kind is CollectiveKind.BROADCAST:
@@ -123,7 +136,7 @@ class PendingCall:
             kind=kind,
             owners=owners,
             algorithm=Algorithm.DIRECT if how.lanes else self.algorithm,
-            lanes=tree_lanes(how, spec),
+            lanes=tree_lanes(how, kind, spec.count),
             digest_channel=DIGEST_CHANNEL if start.tells_digest else 0,
             call=start.call_id,
         )
@@ -136,14 +149,14 @@ def part_of(count: int, world_size: int, index: int) -> slice:
     return slice(start, start + short + (index < long_count))
 
 
-def tree_lanes(how: Reducing, spec: CollectiveSpec) -> tuple[TreeLane, ...]:
+def tree_lanes(how: Reducing, kind: CollectiveKind, count: int) -> tuple[TreeLane, ...]:
     """The lanes of a plan: the rows of an all-gather, the parts of a reduce-scatter, else in proportion to shares."""
     size, shares = len(how.order), [lane.share for lane in how.lanes]
-    ends = [spec.count * end // sum(shares) for end in accumulate(shares)]
-    if spec.kind == CollectiveKind.ALL_GATHER:
-        ends = [spec.count * row for row in range(1, len(shares) + 1)]
-    elif spec.kind == CollectiveKind.REDUCE_SCATTER:
-        ends = [part_of(spec.count, size, part).stop for part in range(len(shares))]
+    ends = [count * end // sum(shares) for end in accumulate(shares)]
+    if kind is CollectiveKind.ALL_GATHER:
+        ends = [count * row for row in range(1, len(shares) + 1)]
+    elif kind is CollectiveKind.REDUCE_SCATTER:
+        ends = [part_of(count, size, part).stop for part in range(len(shares))]
     lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     parents = [lane.parents or (lane.root,) * size for lane in how.lanes]
     return tuple(map(TreeLane, lengths, parents))

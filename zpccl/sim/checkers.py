@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, PeerUnreachable, Result, TooFewPeers, VersionMismatch
+from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
 from zpccl.protocol import effects
 from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
@@ -853,7 +853,6 @@ class Patience(Checker):
         if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
-        is_earned = is_earned or (self.cluster.script.is_parted and isinstance(outcome, PeerUnreachable))  # By NATs.
         if "is ahead of the run's" in str(outcome):  # It has trained alone, and the run yielded: its program ends.
             self._has_left = True
         is_earned = is_earned or self._has_left

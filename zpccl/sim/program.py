@@ -19,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zpccl.errors import CollectiveMismatch, NoSharedState, PCCLError, PeerLost, PeerUnreachable, TooFewPeers
+from zpccl.errors import CollectiveMismatch, NoSharedState, PCCLError, PeerLost, TooFewPeers
 from zpccl.limits import MS
 from zpccl.protocol.messages import CollectiveSpec, TopologyKind
 from zpccl.sim.dataplane import Buffer
@@ -67,9 +67,7 @@ class Script:
     """Half of the peers are behind a NAT: nobody can dial them, so two of them never have a link."""
 
     def kind_of(self, tag: int) -> CollectiveKind:
-        """The kind of the collective with a tag: often an all-reduce. There is one that needs no ring."""
-        if self.is_parted and tag == 0:
-            return CollectiveKind.ALL_REDUCE
+        """The kind of the collective with a tag: often an all-reduce."""
         kinds = (CollectiveKind.ALL_REDUCE,) * 3 + tuple(CollectiveKind)
         return kinds[hash((self.seed, tag)) % len(kinds)]
 
@@ -279,8 +277,8 @@ class Loop:
             for tag, outcome in zip(missing, outcomes, strict=True):
                 if not isinstance(outcome, PCCLError):
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
-                elif isinstance(outcome, (TooFewPeers, PeerUnreachable) if self.script.is_parted else TooFewPeers):
-                    sums[tag] = None  # Too few are left, or the links allow no ring, as all are told.
+                elif isinstance(outcome, TooFewPeers):
+                    sums[tag] = None
                 elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
                     raise Fatal(outcome)
         return [sums[tag] for tag in tags]

@@ -41,6 +41,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.commit import tells_digests
@@ -278,11 +280,14 @@ class Collectives(Kind[Reduction]):
         self._send_plan(attempt, order, self._top_up(attempt))
 
     def _how(self, specs: dict[Peer, CollectiveSpec], members: Sequence[Peer], now_ns: int) -> Reducing | None:
-        """The plan of a collective of all members; None if the links allow none."""
+        """The plan of a collective of all members; None if the links allow none.
+
+        Without a link of an all-to-all its rows go to all, by way of others, as those of an all-gather do.
+        """
         spec, ring = next(iter(specs.values())), self._paths.order(members, now_ns)
         if spec.kind == CollectiveKind.ALL_TO_ALL and self._paths.broken(members, now_ns):
-            return None
-        order = _in_order(list(members) if ring is None else ring, specs)
+            spec = structs.replace(spec, kind=CollectiveKind.ALL_GATHER)
+        order = _in_order(list(members) if ring is None else ring, spec.kind, specs)
         return self.planner.how(spec, order, now_ns, is_ring=ring is not None)
 
     def _begin(
@@ -511,9 +516,8 @@ def find_difference(calls: dict[Peer, CollectiveSpec]) -> tuple[str, tuple[str, 
     return None
 
 
-def _in_order(order: list[Peer], specs: dict[Peer, CollectiveSpec]) -> list[Peer]:
+def _in_order(order: list[Peer], kind: int, specs: dict[Peer, CollectiveSpec]) -> list[Peer]:
     """The order of a plan, from that of the ring."""
-    kind = specs[order[0]].kind
     if kind == CollectiveKind.BROADCAST:
         root = next(index for index, peer in enumerate(order) if specs[peer].is_root)
         return order[root:] + order[:root]
@@ -525,7 +529,7 @@ def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
     one, other = broken[0]
     more = f" and of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
     what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
-    needs = "between all peers" if spec.kind == CollectiveKind.ALL_TO_ALL else "around a ring of all peers"
+    needs = "around a ring of all peers"
     if spec.kind == CollectiveKind.ALL_REDUCE:
         needs += ", or of one peer with all others"  # Its sums are wide: other trees would do for others.
     return f"this {what} needs data connections {needs}; that of {one.name} and {other.name}{more} is down"
