@@ -128,13 +128,6 @@ CASES = (
         "flaky",
         "S6",
     ),
-    Case(
-        fault("members-without-a-ring-removed", "protocol.paths:Paths.surplus", "limits.DIRECT_PEERS_MAX", "1"),
-        "paths",
-        "L2",
-        seeds=100,
-        steps=3000,
-    ),
     planted(
         "stragglers-that-are-held-up-themselves",
         "protocol.stragglers:Wait.stragglers",

@@ -98,6 +98,10 @@ newcomer-needs-no-link: protocol.paths:Paths.can_join (unit tests)
   S6: a newcomer that reaches nobody is admitted, and the group cannot go on
   - any(self._registry.are_linked(joiner, other) for other in members)
   + True
+members-without-a-ring-removed: protocol.paths:Paths.surplus (unit tests)
+  L2: removes members of a small group that links connect, for want of a ring
+  - limits.DIRECT_PEERS_MAX
+  + 1
 small-part-of-a-group-stays: protocol.paths:_largest_part (unit tests)
   L2: of a group in two parts the smaller one goes on
   - max(largest, part, key=len)
@@ -344,9 +348,49 @@ end-of-a-run-is-committed: protocol.master:MasterMachine._remove_broken_hosts (u
   S3: what was decided under a list without members is lost, since reports say nothing of it
   - self._leader.needs_quorum and len(members) == len(registry.order)
   + False
+acknowledged-list-forgotten: protocol.peer:PeerMachine._run_report (unit tests)
+  S3: a pending peer that has acknowledged a list without it helps to elect a leader that does not know that list
+  - self.members if self.epoch else ()
+  + self.members if self.state is State.MEMBER else ()
+list-changed-by-an-early-report: protocol.master:MasterMachine._on_report (unit tests)
+  S3: who was asked by the candidate, and reports to the leader, changes the list before its repeat is committed
+  - known is None and is_new and not self._leader.may_change
+  + known is None and is_new and not self._leader.may_change and event.connection in self._asked
+promise-lowered-by-a-welcome: protocol.leadership:Acceptor.may_be_registered (unit tests)
+  S3: a pending peer obeys a leader that comes before the one it has promised
+  - leader == self.promised or leader.term > self.promised.term
+  + True
+later-promise-registered: protocol.master:MasterMachine._waits_for_later (unit tests)
+  S3: registers a pending peer that has promised a later leadership
+  - self._leader.needs_quorum and not hello.is_member and hello.run_id == self.run_id and is_later
+  + False
+lost-though-it-is-back: protocol.master:MasterMachine._lose (unit tests)
+  L1: a member whose loss was put off is removed although it is connected, and hears nothing
+  - peer.disconnected_ns == now_ns
+  + True
+other-run-not-asked-again: protocol.master:MasterMachine._step_down (unit tests)
+  L1: who has reported to a leader that might yield hears nothing when it steps down
+  - self.candidate.connections() if self.candidate is not None else []
+  + []
+yields-without-all-reports: protocol.master:MasterMachine._settle_yielding (unit tests)
+  S1: yields though a member that is still to report may have returned from a call
+  - earlier.is_over(now_ns) and self.registry.have_all_reported
+  + earlier.is_over(now_ns)
+removed-member-listed-again: protocol.master:MasterMachine._accept_report (unit tests)
+  S3: a member that was refused for good is listed again with a host that reports late
+  - member not in history.members
+  + True
+sent-to-nobody: protocol.membership:Outbox.reply (unit tests)
+  L3: answers a report whose sender is gone, which ends the process of the master
+  - connection is not None
+  + True
+returning-peer-does-not-acknowledge: protocol.peer:PeerMachine._on_members (unit tests)
+  L2: an old member that a later run has registered never acknowledges the list without it
+  - self._masters.has_others
+  + self._masters.has_others and not (self.state is State.RETURNING and not is_listed)
 others-of-a-late-host-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
   L3: members that the former master had just admitted are removed, since the others of their host report after them
-  - report.members if hello.host else ()
+  - others if hello.host else ()
   + ()
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted

@@ -281,6 +281,7 @@ class Master:
                 if self.sends_left == 0:
                     return world.kill_master(self.address)
                 self.sends_left = None if self.sends_left is None else self.sends_left - 1
+                assert connection is not None, f"{effect.message} is for nobody"
                 world.send_to_peer(str(connection), effect.message)
         world.check(self)
         world.arm(self, self.machine.deadline_ns(), lambda: self.handle(events.Tick()))

@@ -135,8 +135,12 @@ class Acceptor:
         self.is_led = leader == self.promised
         return self.is_led
 
+    def may_be_registered(self, leader: Promise) -> bool:
+        """False for an earlier leader of the run that has registered this peer: a list may count its promise."""
+        return leader == self.promised or leader.term > self.promised.term
+
     def register(self, leader: Promise) -> None:
-        """A master has registered this peer, which is not a member. Such a peer promises nothing before that."""
+        """A master has registered this peer, which is not a member. It promises nothing before a run has."""
         self.promised, self.is_led = leader, True
 
     def accepts(self, epoch: int, accepted_epoch: int) -> bool:

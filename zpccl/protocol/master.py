@@ -363,6 +363,8 @@ class MasterMachine:
             return self._on_gone_over(event, known, now_ns)
         if self._owes_report(known, hello):
             return self._expect_report(connection, known, hello, now_ns)
+        if self._waits_for_later(hello):
+            return self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it has promised a later master"))
         if known is not None:
             if not is_itself:
                 text = f"a connection claims to be {known.name} without its token"
@@ -405,6 +407,11 @@ class MasterMachine:
         is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         return is_itself and is_credible and not self._has_our_promise(hello)
+
+    def _waits_for_later(self, hello: Hello) -> bool:
+        """True for a peer that waits to be admitted, and has promised a later leadership of this run: it is obeyed."""
+        is_later = hello.promised >= self.term and not self._has_our_promise(hello)
+        return self._leader.needs_quorum and not hello.is_member and hello.run_id == self.run_id and is_later
 
     def _is_of_other_run(self, hello: Hello) -> bool:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
@@ -671,7 +678,12 @@ class MasterMachine:
         if peer.is_member and not self._leader.may_change:
             self.registry.bind(peer, None)
             peer.disconnected_ns = now_ns
-            self._deferred[peer.peer_id] = lambda then_ns: self._lose(peer, reason, then_ns, level, has_left=has_left)
+
+            def lose_unless_back(then_ns: int) -> None:
+                if peer.disconnected_ns == now_ns:
+                    self._lose(peer, reason, then_ns, level, has_left=has_left)
+
+            self._deferred[peer.peer_id] = lose_unless_back
             if has_left and self._leader.on_left(peer.peer_id):
                 self._on_members_committed(now_ns)
             return
@@ -788,6 +800,7 @@ class MasterMachine:
         pending = [connection for connection, peer in peers if not peer.is_member]
         members = [connection for connection, peer in peers if peer.is_member]
         members += self._dismissed  # They are, if the list without them is not committed.
+        members += self.candidate.connections() if self.candidate is not None else []  # Of the run that would be next.
         self._begin_anew()
         self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
         assert self.candidate is not None
@@ -894,7 +907,7 @@ class MasterMachine:
             self._phase = phase.own
             for connection in earlier.connections():
                 self._refuse_session(connection)
-        elif earlier.is_over(now_ns):
+        elif earlier.is_over(now_ns) and self.registry.have_all_reported:  # Else one of them may know of a decision.
             connections = [*self.registry.by_connection, *self._dismissed]
             self._outbox.log(Level.WARNING, f"{_YIELDS}, whose members are back")
             self._begin_anew()
@@ -971,8 +984,10 @@ class MasterMachine:
             return self._on_hello(event, bound, hello, now_ns)
         if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_report(event.connection, report)
-        if known is None and not self._leader.may_change and event.connection in self._asked:
+        is_new = hello.peer_id not in self.registry.old_members or history.would_admit(report, self.registry.round)
+        if known is None and is_new and not self._leader.may_change:
             if len(self._deferred) < limits.PEERS_MAX:
+                self._asked.add(event.connection)
                 self._deferred[hello.peer_id] = lambda then_ns: self._on_late_report(event, report, then_ns)
             return None
         self._asked.discard(event.connection)
@@ -1031,13 +1046,14 @@ class MasterMachine:
             return None
         elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
             peer = self._register(connection, hello, event.host)
-            # The others of its host are to report yet.
-            self._admit_absent(report.members if hello.host else (), [peer], now_ns)
+            # The others of its host are to report yet. They are new, too: who was removed since stays so.
+            others = [member for member in report.members if member not in history.members]
+            self._admit_absent(others if hello.host else (), [peer], now_ns)
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
             return None
-        elif not report.members:
+        elif not hello.is_member:
             peer = self._register(connection, hello, event.host)
         else:
             self._refuse_session(connection)

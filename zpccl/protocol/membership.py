@@ -367,9 +367,10 @@ class Outbox:
         if peer.connection is not None:
             self._effects.append(Broadcast((peer.connection,), message, may_wait))
 
-    def reply(self, connection: Hashable, message: MasterMessage) -> None:
-        """Sends on a connection, even if no peer is registered on it."""
-        self._effects.append(Broadcast((connection,), message))
+    def reply(self, connection: Hashable | None, message: MasterMessage) -> None:
+        """Sends on a connection, even if no peer is registered on it; None: it has been closed."""
+        if connection is not None:
+            self._effects.append(Broadcast((connection,), message))
 
     def broadcast(self, peers: Iterable[Peer], message: MasterMessage) -> None:
         """Sends one message to each of several peers."""

@@ -218,6 +218,8 @@ class PeerMachine:
         self._acceptor = Acceptor()
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
+        self._has_yielded = False
+        """Its run has, and no other one has registered it since."""
         self._is_ready = options.is_ready
         self._was_unready = not options.is_ready
         self._old_members: tuple[bytes, ...] = ()
@@ -442,8 +444,8 @@ class PeerMachine:
         return self.state in (State.PENDING, State.RETURNING)
 
     def _is_unregistered(self) -> bool:
-        """True for a returning peer that no run has registered since: its epoch is still that of its membership."""
-        return self.state is State.RETURNING and self.epoch > 0
+        """True for a returning peer that no run has registered since: the list it knows is that of its membership."""
+        return self.state is State.RETURNING and self._has_yielded
 
     def _switch_master(self, now_ns: int) -> None:
         """Switches to the next master. From now on no master leads this peer, though no connection broke."""
@@ -525,7 +527,8 @@ class PeerMachine:
         return None
 
     def _run_report(self) -> RunReport:
-        members = self.members if self.state is State.MEMBER else ()
+        """What it knows of the run: of a peer that waits to be admitted, too, the list that it has acknowledged."""
+        members = self.members if self.epoch else ()
         return self._memory.report(
             self._hello(),
             self._oldest_call_id(),
@@ -534,7 +537,7 @@ class PeerMachine:
             self._old_members if members else (),
             self._parent if members else 0,
             self.calls.values(),
-            self._since if members else 0,
+            self._since if self.state is State.MEMBER else 0,
         )
 
     def _oldest_call_id(self) -> int:
@@ -580,6 +583,8 @@ class PeerMachine:
                 return self._log(Level.WARNING, "ignoring a master of another run, or one that was replaced")
         elif is_other_run or self._is_unregistered():
             self._register(message.run_id, leader)
+        elif self._masters.has_others and not self._acceptor.may_be_registered(leader):
+            return self._log(Level.WARNING, "ignoring a master that was replaced")
         else:
             self._acceptor.register(leader)
         self._deadline_ns = None
@@ -598,6 +603,7 @@ class PeerMachine:
     def _register(self, run_id: bytes, leader: Promise) -> None:
         """A run has registered this peer, which is not a member of any run, or not any more."""
         self._acceptor.register(leader)
+        self._has_yielded = False
         self.run_id, self.epoch, self._parent, self._old_members = run_id, 0, 0, ()
         self._memory = Memory()  # Rounds are counted by run, and no operation of a former run was decided.
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
@@ -650,7 +656,7 @@ class PeerMachine:
     def _on_yielded(self, now_ns: int) -> None:
         """The run of this peer has decided nothing and yields to an earlier one, or it goes on without this peer."""
         if self.state is State.MEMBER:
-            self.state = State.RETURNING
+            self.state, self._has_yielded = State.RETURNING, True
             for call in list(self.calls.values()):
                 self._answer_alone(call)
             # Else it would be admitted between two other calls, and make the second one while the members sync.
@@ -682,8 +688,6 @@ class PeerMachine:
         if not self._acceptor.accepts(message.epoch, self.epoch):
             return
         is_listed = any(member.peer_id == self.options.peer_id for member in message.members)
-        if self.state is State.RETURNING and not is_listed:
-            return
         if message.epoch != self.epoch:
             self._ahead.clear()
         self.epoch, self._parent = message.epoch, message.parent

@@ -175,6 +175,7 @@ class SimulatedMaster:
             if not isinstance(effect, effects.Broadcast):
                 continue
             for connection in effect.connections:
+                assert connection is not None, f"{effect.message} is for nobody"
                 if sends_left == 0:
                     strike()
                     if self.has_died():

@@ -1,0 +1,180 @@
+"""What a master hears late, or from those who know less than others, and what it must not do before that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.limits import SECOND
+from zpccl.protocol.effects import Send
+from zpccl.protocol.leadership import Promise
+from zpccl.protocol.messages import Acknowledgement, Linked, Refusal, Refused, RunReport, Welcome
+from zpccl.protocol.peer import State
+
+from .harness import MasterBench, PeerBench, member_list, pid, pids
+from .takeover import OLD_RUN, TakeOver, hello_of, report_of
+from .test_standby import TWO, Standby, peer_of_two
+
+OTHER_RUN = b"one more run too"
+
+
+def ask(bench: Standby, name: str, members: str, **facts: Any) -> RunReport:
+    """A peer says Hello and is asked for its report, which is returned."""
+    bench.connections[name] = f"{name}1"
+    report = report_of(name, members, **facts)
+    hello = replace(report.hello, connection=1, **TWO)
+    assert [message.refusal for _, message in bench.say(name, hello)] == [Refusal.REPORT]
+    return replace(report, hello=replace(hello, promised=0))
+
+
+def adopt(bench: MasterBench) -> None:
+    """Waits until the master adopts the run."""
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+
+
+# --- The master -------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> None:
+    """S3: whoever was asked by the candidate, or is asked by the leader."""
+    bench = Standby()
+    late = ask(bench, "n", members="abcden", epoch=6, round=2, parent=5, old_members=pids("abcde"))
+    for name in "abc":
+        bench.report(name, "abcde", 5, round=1, parent=4, old_members=pids("ab"))
+    adopt(bench)
+    first = bench.machine.registry.epoch
+    bench.say("n", replace(late, hello=bench.promising(late.hello)))
+    assert (bench.names(), bench.machine.registry.epoch) == ("abcde", first)
+    bench.see("a", "b", "c")
+    assert bench.names() == "abcden" and bench.machine.registry.old_members == pids("abcde")
+
+
+def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
+    """L1: c is of the run that would be next, and the leader hears of a higher promise."""
+    bench = TakeOver()
+    bench.report("n", "nq", waits=False)
+    adopt(bench)
+    bench.connections["c"] = "c1"
+    report = report_of("c", "cde", run_id=OTHER_RUN)
+    bench.say("c", report.hello)
+    bench.say("c", report)
+    bench.connections["q"] = "q1"
+    told = bench.say("q", replace(hello_of("q"), promised=bench.machine.term + 100, leader=b"a former process"))
+    assert bench.machine.is_recovering
+    assert [message.refusal for to, message in told if to == "c1"] == [Refusal.REPORT]
+
+
+def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
+    """L1: nobody would tell it that it is lost."""
+    bench = Standby()
+    for name in "abc":
+        bench.report(name, "abc")
+    bench.link("a", "b", "c")
+    assert bench.names() == "abc" and not bench.machine._leader.may_change
+    bench.disconnect("c")
+    bench.say("a", Linked(pids("b")))
+    bench.connections["c"] = "c2"
+    hello = replace(hello_of("c", connection=2), term=bench.machine.term, **TWO)
+    assert any(isinstance(message, Welcome) for to, message in bench.say("c", bench.promising(hello)) if to == "c2")
+    bench.link("a", "b", "c")
+    bench.see("c")
+    bench.see("a", "b")
+    assert bench.names() == "abc"
+
+
+def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> None:
+    """S1: q may have returned from the barrier of which n and p know nothing. It ends where q has had its time."""
+    bench = Standby()
+    for name in "np":
+        bench.report(name, "npq", run_id=OLD_RUN)
+    adopt(bench)
+    bench.see("n", "p")
+    assert bench.names() == "npq"
+    for name in "abc":
+        report = ask(bench, name, members="abc", run_id=OTHER_RUN)
+        bench.say(name, replace(report, hello=bench.promising(report.hello)))
+
+    def yielded() -> list[Any]:
+        return [message for message in bench.said["n1"] if isinstance(message, Refused)]
+
+    assert yielded()[1:] == []
+    bench.tick(limits.QUORUM_WAIT_NS)
+    bench.see("n", "p")
+    bench.tick(SECOND)
+    assert [message.refusal for message in yielded()[1:]] == [Refusal.YIELDED]
+
+
+def test_who_was_refused_for_good_is_in_no_later_list() -> None:
+    """S3: c is lost; then one of a host comes that the former master had admitted to c's list."""
+    bench = Standby()
+    for name in "ab":
+        bench.report(name, "abc", 5, round=1)
+    adopt(bench)
+    bench.see("a", "b")
+    bench.tick(limits.QUORUM_WAIT_NS)
+    assert bench.names() == "ab"
+    bench.see("a", "b")
+    hello = replace(hello_of("n"), host="H", host_size=2)
+    late = ask(bench, "n", members="abcno", epoch=6, round=2, parent=5, old_members=pids("abc"), hello=hello)
+    bench.say("n", replace(late, hello=bench.promising(late.hello)))
+    assert bench.names() == "abon"
+
+
+def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one() -> None:
+    """S3: a list may count its promise. Where lists need no quorum, none does."""
+    bench = Standby()
+    for name in "ab":
+        bench.report(name, "ab")
+    bench.see("a", "b")
+    bench.connections["p"] = "p1"
+    hello = replace(hello_of("p"), is_member=False, **TWO)
+    later = Promise(bench.machine.term + 7, b"a later one....!")
+    told = bench.say("p", bench.promising(hello, later))
+    assert [message.refusal for _, message in told] == [Refusal.NO_QUORUM] and not bench.machine.registry.pending()
+    bench.say("p", bench.promising(hello, Promise(bench.machine.term - 1, b"an earlier one.!")))
+    assert [peer.peer_id for peer in bench.machine.registry.pending()] == [pid("p")]
+
+
+# --- The peer ---------------------------------------------------------------------------------------------------------
+
+
+def returning() -> PeerBench:
+    """A peer whose run has yielded, and that another one has registered."""
+    peer = peer_of_two().member()
+    peer.hear(Refused(Refusal.YIELDED, ""))
+    peer.hear(Welcome(OLD_RUN, 3))
+    assert peer.machine.state is State.RETURNING
+    return peer
+
+
+@pytest.mark.parametrize("make", [returning, lambda: peer_of_two().pending()], ids=["returning", "pending"])
+def test_who_acknowledges_a_list_without_it_tells_of_that_list(make: Any) -> None:
+    """S3, L2: it may be an old member. So the list needs it, and it must not forget that it was needed."""
+    peer = make()
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
+    assert isinstance(report.message, RunReport) and report.message.members == ()
+    peer.hear(Welcome(peer.machine.run_id, 9))
+    told = replace(member_list(9 << 32, "bc"), old_members=pids("abc"), parent=5)
+    assert Send(Acknowledgement(9 << 32)) in peer.hear(told)
+    (report,) = peer.hear(Refused(Refusal.REPORT, "", term=12))
+    said = report.message
+    assert [member.peer_id for member in said.members] == list(pids("bc")) and not said.hello.is_member
+    assert (said.epoch, said.parent, said.old_members, said.since) == (9 << 32, 5, pids("abc"), 0)
+
+
+def test_who_waits_to_be_admitted_keeps_its_promise() -> None:
+    """S3: an earlier master of the run has not heard yet that it was replaced."""
+    peer = peer_of_two().pending()
+    run_id, term = peer.machine.run_id, peer.machine.term
+    peer.hear(Refused(Refusal.REPORT, "", term=term + 9))
+    peer.down()
+    peer.up()
+    peer.hear(Welcome(run_id, term + 5))
+    assert peer.hear(member_list((term + 5) << 32, "ab")) == [] and peer.machine.state.name == "PENDING"
+    peer.hear(Welcome(run_id, term + 10))
+    peer.hear(member_list((term + 10) << 32, "ab"))
+    assert peer.machine.state.name == "MEMBER"
