@@ -544,14 +544,22 @@ calls-counted-without-the-group: protocol.peer:PeerMachine._calls_max (unit test
   + return limits.CALLS_IN_FLIGHT_MAX
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
-answered-round-forgotten: protocol.memory:Memory.on_round_answered (simulator)
-  L3: a vote for the next round gets the answer of the last one
-  - self.round_answered = max(self.round_answered, number)
-  + self.round_answered = max(self.round_answered, number - 1)
-round-of-an-answer-not-remembered: protocol.memory:Memory.on_round_answered (simulator)
+round-of-an-answer-not-remembered: protocol.peer:PeerMachine._on_decision (simulator)
   L3: a new master does not know a round whose answer some peers have, and others wait for ever
-  - self.on_round(number, value)
-  + self.on_round(number - 1, value)
+  - self._memory.on_round(decision.round, decision.value)
+  + self._memory.on_round(decision.round - 1, decision.value)
+call-again-for-the-next-round: protocol.peer:PeerMachine._after_last_round (unit tests)
+  L1: who makes a call again that it gave up waits for others that have its answer
+  - self._given_up is not None and self._given_up.kind == spec.kind
+  + False
+other-call-for-the-round-of-one-given-up: protocol.peer:PeerMachine._after_last_round (unit tests)
+  L1: a call gets the answer of another one that was given up, and others wait for it
+  - self._given_up.kind == spec.kind
+  + True
+given-up-call-never-over: protocol.peer:PeerMachine._note_end (unit tests)
+  L1: a call gets the answer of one that was given up long ago
+  - is_success or call.withdrawn is None
+  + False
 outcome-with-fewer-participants-kept: protocol.memory:Memory._keep (unit tests)
   L3: a new master does not know all participants of a decision
   - outcome = known if len(known.calls) >= len(outcome.calls) else outcome
@@ -899,7 +907,19 @@ old-plan-ahead-started: protocol.peer:PeerMachine._start_ahead (unit tests)
 commit-not-remembered: protocol.peer:PeerMachine._commit (unit tests)
   S3: a run that has decided something yields to another one
   - self._memory.on_decision(decision, call, plan.order)
-  + self._memory.round_answered
+  + self._memory.round
+plan-ahead-for-who-owns-nothing: protocol.commit:tells_digests (unit tests)
+  L1: who owns no part of a reduce-scatter tells its digest before others have called, and waits for them without end
+  - not has_empty_parts
+  + True
+unknown-plan-made-ahead: protocol.kinds.collective:Collectives.plan_ahead (unit tests)
+  S3: hands out attempts for a plan that a new master has imagined, and peers run them as the former one said
+  - attempt.is_plan_known and attempt.specs.keys() == set(members)
+  + attempt.specs.keys() == set(members)
+deadlock-ended-while-it-is-committed: protocol.stragglers:Stragglers._end_deadlocks (unit tests)
+  S1: refuses calls that their peers have started ahead, and commit before they hear of it
+  - is_over and any(wait.is_ahead for wait in deadlock.waits)
+  + False
 loss-aborts-at-once: protocol.kinds.collective:Collectives.judge (unit tests)
   S1: the lost peer has committed it with one that has not reported yet
   - not lost or tells_digests(attempt.spec, len(attempt.calls))

@@ -559,3 +559,17 @@ def test_peers_keep_as_many_as_the_master(monkeypatch: pytest.MonkeyPatch) -> No
         decision = Decision(10 + number, 0, 2, attempt_id=FIRST_ATTEMPT + 2 * number)
         peer.hear(replace(decision, ahead=(FIRST_ATTEMPT + 2 * number + 1,)))
     assert list(peer.machine._ahead) == [2, 3]
+
+
+def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> None:
+    """S3: peers would run it as that one said, and this master does not know how."""
+    bench = TakeOver()
+    for name in "abcd":
+        bench.report(name, "abcd", waits=name == "d")
+    bench.link(*"abcd")
+    for name in "abcd":
+        bench.say(name, Votes(0, (Vote(3, spec(), 77),)))
+    for name in "abcd":
+        bench.finish(name, 3, 77, count=4)
+    assert bench.verdict("a", 3) == Decision(3, 0, 4, attempt_id=77)
+    assert bench.machine.collectives._ahead == {}

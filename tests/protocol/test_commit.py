@@ -412,3 +412,18 @@ def test_digests_of_one_peer_push_out_its_own_alone() -> None:
     assert digests.calls_of(0, 3, pids("c")) is None
     digests.forget(1)
     assert digests.calls_of(1, 3, pids("b")) is None
+
+
+def test_who_owns_no_part_of_a_reduce_scatter_is_not_bound() -> None:
+    """L1: it has its result at once, whether others have called or not, so its timeout must end the call."""
+    scatter = spec(kind=CollectiveKind.REDUCE_SCATTER, count=1)
+    assert not tells_digests(scatter, 2) and tells_digests(replace(scatter, count=2), 2)
+    peer = PeerBench().member("ab")
+    peer.reduce(10, scatter)
+    peer.hear(replace(plan_of(10, names="ab"), ahead=(FIRST_ATTEMPT + 1,)))
+    peer.handle(events.ReduceDone(FIRST_ATTEMPT, 0))
+    peer.hear(Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT))
+    start, _ = peer.reduce(11, scatter)
+    assert isinstance(start, StartReduce) and not start.tells_digest
+    peer.handle(events.ReduceDone(start.attempt_id, 0))
+    assert Send(Withdraw(11)) in peer.handle(events.CallWithdrawn(11, timed_out=True))

@@ -44,6 +44,7 @@ from zpccl.protocol.effects import (
     UseMaster,
 )
 from zpccl.protocol.messages import (
+    Acknowledgement,
     CheckAnswer,
     Decision,
     Dropped,
@@ -58,6 +59,7 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     Report,
+    TopologyKind,
     Vote,
     Votes,
     Welcome,
@@ -129,7 +131,7 @@ def test_from_new_to_member() -> None:
     assert (peer.machine.state, peer.machine.run_id) == (State.PENDING, RUN_ID)
     assert peer.hear(Neighbours((neighbour("b"),))) == [OpenLink(neighbour("b"))]
     assert peer.handle(events.LinkUp(pid("b"))) == [Send(Linked(pids("b")))]
-    assert peer.hear(member_list(2, "ba")) == [Resolve(CONNECT, 2)]
+    assert peer.hear(member_list(2, "ba")) == [Send(Acknowledgement(2)), Resolve(CONNECT, 2)]
     assert (peer.machine.state, peer.machine.epoch) == (State.MEMBER, 2)
     assert [m.name for m in peer.machine.group_members()] == ["b", "a"]
     assert peer.machine.deadline_ns() is None
@@ -137,7 +139,7 @@ def test_from_new_to_member() -> None:
 
 def test_a_list_without_us_admits_nobody() -> None:
     peer = PeerBench().pending()
-    assert peer.hear(member_list(1, "b")) == []
+    assert peer.hear(member_list(1, "b")) == [Send(Acknowledgement(1))]
     assert peer.machine.state is State.PENDING
 
 
@@ -1283,12 +1285,23 @@ def test_released_calls_count() -> None:
     assert type(peer.error(peer.topology(11 + count))) is InvalidUsage
 
 
-def test_a_round_that_ends_after_the_release() -> None:
-    """The next vote is for the round after it."""
+@pytest.mark.parametrize(("kind", "after_round"), [(UPDATE, 0), (TopologyKind.PENDING, 3)])
+def test_a_round_that_ends_after_the_release(kind: TopologyKind, after_round: int) -> None:
+    """L1: the others have its answer. Who makes the same call again gets it, too; another call has the next."""
     peer = released("topology")
     led_again(peer)
     assert peer.hear(Decision(10, OK, round=3)) == []
-    assert peer.topology(11) == [Send(topology_vote(11, 11, UPDATE, 3))]
+    assert peer.topology(11, kind) == [Send(topology_vote(11, 11, kind, after_round))]
+
+
+def test_a_call_that_others_have_made_is_for_the_last_round() -> None:
+    """L1: since a call was given up, all have made another one, so they do not wait for it any more."""
+    peer = released("topology")
+    led_again(peer)
+    peer.hear(Decision(10, OK, round=3))
+    peer.reduce(11)
+    peer.hear(Decision(11, LOST))
+    assert peer.topology(12) == [Send(topology_vote(12, 12, UPDATE, 3))]
 
 
 def test_close_with_released_calls() -> None:

@@ -719,10 +719,9 @@ def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
     assert (peer.machine.run_id, peer.machine.state) == (b"another run 1234", State.PENDING)
 
 
-def test_lists_are_confirmed_where_there_are_several_masters() -> None:
-    peer = peer_of_two().member()
-    assert peer.hear(member_list(3, "ab")) == [Send(Acknowledgement(3))]
-    assert PeerBench().member().hear(member_list(3, "ab")) == []
+@pytest.mark.parametrize("peer", [peer_of_two(), PeerBench()], ids=["two masters", "one"])
+def test_lists_are_acknowledged(peer: PeerBench) -> None:
+    assert peer.member().hear(member_list(3, "ab")) == [Send(Acknowledgement(3))]
 
 
 def test_the_base_is_reported_until_the_list_is_established() -> None:

@@ -78,7 +78,7 @@ def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(
     world.kill_master("a")
     master = world.masters["b"]
     world.until(lambda: master in world.leading(), what="b leads")
-    a, b, c, d, e = peers = [*ab, *(world.peer(name, TWO) for name in "cde")]
+    _a, _b, c, d, e = peers = [*ab, *(world.peer(name, TWO) for name in "cde")]
     n = world.peer("n", TWO)
     for peer in (c, d, e):
         peer.connect()

@@ -34,7 +34,8 @@ def tells_digests(spec: CollectiveSpec, count: int) -> bool:
     Only where nobody has a result before all have started: else who has one would be bound to those that have not.
     """
     needs_all = spec.count > 0 and spec.kind not in (CollectiveKind.BROADCAST, CollectiveKind.BARRIER)
-    return needs_all and count <= limits.COMMIT_PEERS_MAX
+    has_empty_parts = spec.kind == CollectiveKind.REDUCE_SCATTER and spec.count < count  # Their owners wait for nobody.
+    return needs_all and not has_empty_parts and count <= limits.COMMIT_PEERS_MAX
 
 
 class Told(NamedTuple):

@@ -524,6 +524,7 @@ class MasterMachine:
         if message.epoch >> limits.EPOCH_BITS != self.term:
             return
         peer.phase = PeerPhase.FOLLOWING
+        self._stragglers.on_acknowledged(peer, message.epoch)
         if self._leader.acknowledge(peer.peer_id, message.epoch):
             self._on_members_committed(now_ns)
 
@@ -601,6 +602,7 @@ class MasterMachine:
                 self.operations.wait_again(now_ns)
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+        self._announce_epoch(now_ns)
 
     def _send_on(self, now_ns: int) -> None:
         """Sends peers to the next master where the others of their host do not come: they may be pending in the run of

@@ -270,6 +270,10 @@ class Registry:
             self.order.append(peer)
         self.epoch += 1
 
+    def renew(self) -> None:
+        """The members stay, in a new epoch. It voids what is planned ahead."""
+        self.epoch += 1
+
     def remove(self, peer: Peer) -> None:
         """Removes a peer; if it was a member, a new epoch begins."""
         del self.peers[peer.peer_id]

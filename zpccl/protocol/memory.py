@@ -35,12 +35,11 @@ class Memory:
     """What one peer remembers of the run.
 
     Attributes:
-        round_answered: the last round of topology votes that answered this peer, or admitted it.
+        round: the last round of topology votes that is known to be complete.
     """
 
     def __init__(self) -> None:
-        self.round_answered = 0
-        self._round = 0
+        self.round = 0
         self._round_value = 0
         self._outcomes: dict[int, Decision] = {}  # By attempt, the oldest first.
         self._call_count = 0
@@ -50,13 +49,8 @@ class Memory:
 
     def on_round(self, number: int, value: int) -> None:
         """A round of topology votes is complete."""
-        if number > self._round:
-            self._round, self._round_value = number, value
-
-    def on_round_answered(self, number: int, value: int) -> None:
-        """A round of topology votes has answered a call of this peer."""
-        self.on_round(number, value)
-        self.round_answered = max(self.round_answered, number)
+        if number > self.round:
+            self.round, self._round_value = number, value
 
     def on_members(self, members: Sequence[Member], group: int, *, is_committed: bool) -> None:
         """Takes a member list. Once it is committed, the peers that it removes are deleted from all outcomes."""
@@ -128,7 +122,7 @@ class Memory:
             oldest_call_id,
             epoch,
             members,
-            self._round,
+            self.round,
             self._round_value,
             self._last_sync,
             tuple(self._outcomes.values()),

@@ -241,6 +241,7 @@ class PeerMachine:
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._attempt_max = 0  # The greatest that it has started.
         self._digests = Digests()
+        self._given_up: TopologySpec | None = None  # A call that the user gave up, until another one is answered.
         self._wants_measurements = False
         self._now_ns = 0  # When the event came that is handled.
         self._effects: list[PeerEffect] = []
@@ -692,15 +693,13 @@ class PeerMachine:
             self._ahead.clear()
         self.epoch, self._parent = message.epoch, message.parent
         self.members, self._old_members = message.members, message.old_members
-        if self._masters.has_others:
-            self._send(Acknowledgement(message.epoch))
+        self._send(Acknowledgement(message.epoch))
         self._memory.on_members(message.members, self.options.group, is_committed=not message.old_members)
         self._memory.on_round(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
             self._since = message.epoch
             self._is_ready = True
-            self._memory.round_answered = message.round
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
             if self._connect_call is not None:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
@@ -801,7 +800,7 @@ class PeerMachine:
         if not votes:
             return
         self._next_call_id = max(self._next_call_id, max(vote.call_id for vote in votes) + 1)
-        calls = [Call(vote.call_id, self._after_last_round(vote.spec)) for vote in votes]
+        calls = [Call(vote.call_id, vote.spec) for vote in votes]
         error = self._reason_against(calls)
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
@@ -827,12 +826,24 @@ class PeerMachine:
         return [call for call in self.calls.values() if call.phase is CallPhase.COMMITTED]
 
     def _after_last_round(self, spec: Spec) -> Spec:
-        return replace(spec, after_round=self._memory.round_answered) if isinstance(spec, TopologySpec) else spec
+        """The same call, for a round after the last one. One that is made again after it was given up has its round."""
+        if not isinstance(spec, TopologySpec):
+            return spec
+        if self._given_up is not None and self._given_up.kind == spec.kind:
+            return self._given_up
+        return replace(spec, after_round=self._memory.round)
+
+    def _note_end(self, call: Call, *, is_success: bool) -> None:
+        if is_success or call.withdrawn is None:
+            self._given_up = None  # All have called it, so they have the answers to what came before.
+        elif isinstance(call.spec, TopologySpec):
+            self._given_up = call.spec
 
     def _vote(self, calls: Sequence[Call]) -> None:
         """Sends the votes of calls, and starts those that are planned ahead."""
         for call in calls:
             call.phase = CallPhase.VOTING
+            call.spec = self._after_last_round(call.spec)
             self._start_ahead(call)
         if self.state is State.RETURNING:
             for call in calls:
@@ -931,6 +942,7 @@ class PeerMachine:
         if call.attempt_id is not None:
             self._end(call, call.attempt_id, commit=False)
         call.is_released = True
+        self._note_end(call, is_success=False)
         self._effects.append(Reject(call.call_id, call.withdrawn))
         if is_running and call.attempt_id is not None:
             self._report(call, call.attempt_id, _WITHDRAWN)
@@ -1046,6 +1058,7 @@ class PeerMachine:
         count, number = len(plan.order), plan.attempt_id
         decision = Decision(call.call_id, Result.SUCCESS, count, attempt_id=number, order=plan.order, calls=numbers)
         self._memory.on_decision(decision, call, plan.order)
+        self._note_end(call, is_success=True)
         self._effects += [EndReduce(number, commit=True), Resolve(call.call_id, count)]
 
     def _on_late_decision(self, call: Call, decision: Decision) -> None:
@@ -1098,7 +1111,7 @@ class PeerMachine:
         call = self.calls.get(decision.call_id)
         self._memory.on_decision(decision, call, {member.peer_id for member in self.members})
         if decision.round:
-            self._memory.on_round_answered(decision.round, decision.value)
+            self._memory.on_round(decision.round, decision.value)
         if decision.is_refusal:
             self._ahead.clear()  # With this peer's call others may be refused that have started one of them.
         if call is None:
@@ -1124,6 +1137,7 @@ class PeerMachine:
         attempt_id = call.attempt_id if attempt_id is None else attempt_id
         if attempt_id is not None:
             self._end(call, attempt_id, decision.committed)
+        self._note_end(call, is_success=decision.result == Result.SUCCESS)
         if decision.result == Result.SUCCESS:
             self._effects.append(Resolve(call.call_id, decision.value))
         else:

@@ -14,6 +14,10 @@ operation of the set has waited for STRAGGLER_WARNING, the log names the peers a
 deadlock that has lasted that long ends: all its operations are refused to all their voters, and nobody is removed. An
 operation outside the set that waits for peers in it is not refused.
 
+Where voters have started an attempt ahead, the peers that are waited for may start it, too, and all commit it between
+themselves. So the member list is announced anew before they are refused, which voids plans ahead. Who has acknowledged
+it cannot start that attempt any more, and has voted before if it has started it.
+
 The master checks operations when the next of these times may have come, not at every event.
 """
 
@@ -43,6 +47,8 @@ class Wait:
     """True if the vote of a peer is missing at the time of the call."""
     refuse: Callable[[str], None]
     """Refuses the operation to all voters, with a reason."""
+    is_ahead: bool
+    """Voters have started an attempt that was planned ahead."""
     holds_up: bool = True
     """False for are_peers_pending: collectives may run beside it."""
 
@@ -94,6 +100,8 @@ class Stragglers:
         self._operations = operations
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and its start.
         self._deadlocks: dict[frozenset[tuple[str, int]], int] = {}  # When each is logged again, by its operations.
+        # By deadlock: the epoch that voids plans ahead, and who is to acknowledge it.
+        self._awaited: dict[frozenset[tuple[str, int]], tuple[int, set[Peer]]] = {}
         self._check_ns: int | None = None
         # The latest vote or answer, and the member list, for which a check is scheduled: each may cause a deadlock.
         self._newest_ns = -1
@@ -117,7 +125,17 @@ class Stragglers:
 
         voters = [peer for peer in members if peer in operation.votes]
         missing = [peer for peer in members if peer not in operation.votes]
-        facts = (operation.title, operation.begun_ns, operation.voted_ns, voters, missing, still_lacks, refuse)
+        is_ahead = any(vote.ahead for vote in operation.votes.values())
+        facts = (
+            operation.title,
+            operation.begun_ns,
+            operation.voted_ns,
+            voters,
+            missing,
+            still_lacks,
+            refuse,
+            is_ahead,
+        )
         return Wait(*facts, holds_up=operation.key.function != PENDING)
 
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
@@ -179,6 +197,7 @@ class Stragglers:
     def _end_deadlocks(self, deadlocks: list[Deadlock], now_ns: int, timeout_ns: int | None) -> None:
         """Logs deadlocks, and refuses the operations of those that have lasted too long."""
         named: dict[frozenset[tuple[str, int]], int] = {}
+        awaited: dict[frozenset[tuple[str, int]], tuple[int, set[Peer]]] = {}
         for index, deadlock in enumerate(deadlocks):
             key = frozenset(_key(wait) for wait in deadlock.waits)
             began_ns = min(wait.since_ns for wait in deadlock.waits)
@@ -186,6 +205,9 @@ class Stragglers:
             # A member that has not reported may know a decision.
             may_end = timeout_ns is not None and self._registry.have_all_reported
             is_over = may_end and now_ns - deadlock.since_ns >= (timeout_ns or 0)
+            if is_over and any(wait.is_ahead for wait in deadlock.waits):
+                awaited[key] = self._await_void_plans(key, deadlock)
+                is_over = not awaited[key][1]
             if (is_over or next_ns <= now_ns) and index < limits.STRAGGLER_LINES_MAX:
                 how = "; their calls are ended" if is_over else ""
                 text = f"{deadlock.describe()}; since {(now_ns - began_ns) // limits.SECOND} s{how}"
@@ -198,9 +220,27 @@ class Stragglers:
                 next_ns = now_ns + max(now_ns - began_ns, limits.STRAGGLER_WARNING_NS)
             named[key] = next_ns
             self._check_no_later(next_ns)
-            if timeout_ns is not None:
-                self._check_no_later(deadlock.since_ns + timeout_ns if may_end else now_ns + timeout_ns)
-        self._deadlocks = named
+            if timeout_ns is not None:  # Where it is over already, an acknowledgement comes before that.
+                due_ns = deadlock.since_ns + timeout_ns
+                self._check_no_later(due_ns if may_end and due_ns > now_ns else now_ns + timeout_ns)
+        self._deadlocks, self._awaited = named, awaited
+
+    def _await_void_plans(self, key: frozenset[tuple[str, int]], deadlock: Deadlock) -> tuple[int, set[Peer]]:
+        """Announces the member list anew, once for each deadlock. Returns its epoch, and who is to acknowledge it."""
+        missing = {peer for wait in deadlock.waits for peer in wait.missing}
+        if key not in self._awaited:
+            self._registry.renew()
+            return self._registry.epoch, missing
+        epoch, peers = self._awaited[key]
+        return epoch, peers & missing
+
+    def on_acknowledged(self, peer: Peer, epoch: int) -> None:
+        """A member has accepted a list."""
+        for void_epoch, peers in self._awaited.values():
+            if epoch >= void_epoch and peer in peers:
+                peers.remove(peer)
+                if not peers:
+                    self._check_no_later(self._outbox.now_ns)
 
     def _warn_ns(self, wait: Wait) -> int:
         """When the next warning of an operation is due."""

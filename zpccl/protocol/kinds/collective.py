@@ -67,6 +67,8 @@ class Reduction(Attempt):
     epoch: int = -1
     """An epoch in which all of `order` were members: while it lasts, none of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
+    is_plan_known: bool = True
+    """False if another master has made it, and nobody has reported it: `how` is what this one would have made."""
     count: int = 0
     """How many took part, where some that are lost are not known."""
     faults: set[frozenset[Peer]] = field(default_factory=set)
@@ -319,7 +321,8 @@ class Collectives(Kind[Reduction]):
         started one before they hear of that.
         """
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
-        how = self._how(attempt.specs, members, now_ns) if attempt.specs.keys() == set(members) else None
+        is_like_it = attempt.is_plan_known and attempt.specs.keys() == set(members)
+        how = self._how(attempt.specs, members, now_ns) if is_like_it else None
         if how is None:
             self._ahead.pop(attempt.key, None)
             return ()
@@ -375,6 +378,7 @@ class Collectives(Kind[Reduction]):
         self._doubt(next(iter(votes)).group, now_ns)
         attempt = self._begin(attempt_id, ahead.specs, ahead.how, operation, now_ns)
         attempt.has_plan_everywhere = False  # Nobody knows the calls of the others.
+        attempt.is_plan_known = known is not None
         attempt.count = 0 if known is not None else max(report.count for report in reports.values())
         self._operations.decide(attempt)
         return True

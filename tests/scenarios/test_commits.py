@@ -1,0 +1,75 @@
+"""S1: calls that wait for each other are ended by the master, while their peers commit one of them themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.errors import InvalidUsage
+from zpccl.limits import MS, SECOND
+from zpccl.protocol.master import MasterOptions
+from zpccl.protocol.messages import PeerMessage
+from zpccl.protocol.peer import State
+
+from .digests import TellingWorld
+from .world import Connection, Peer, reduce_spec
+
+TIMEOUT_NS = 2 * SECOND
+
+
+def run_of_three(masters: tuple[str, ...]) -> tuple[TellingWorld, list[Peer]]:
+    """Members that have called tag 0, and have plans ahead for it."""
+    world = TellingWorld()
+    for salt, address in enumerate(masters):
+        world.start_master(address, 77 + salt, MasterOptions(straggler_timeout_ns=TIMEOUT_NS))
+    peers = world.begin_run("abc", masters)
+    world.settle([peer.reduce(reduce_spec(0)) for peer in peers])
+    world.run(0.5)
+    return world, peers
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
+@pytest.mark.parametrize("early_ms", [-6, -3, 2, 6, 20])
+def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, masters: tuple[str, ...]) -> None:
+    """b calls tag 0 shortly before the master ends the calls, or after. Each way takes 5 ms; the master asks first."""
+    world, (a, b, c) = run_of_three(masters)
+    zero = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0))]  # They start ahead, and wait for b.
+    nine = b.reduce(reduce_spec(9))
+    world.run((TIMEOUT_NS + 5 * MS - early_ms * MS) / SECOND)
+    zero.append(b.reduce(reduce_spec(0)))
+    world.run(0.5)
+    assert all(peer.state is State.MEMBER for peer in (a, b, c))
+    if early_ms > -5:
+        assert [call.result for call in zero] == [7, 7, 7] and not nine.has_ended
+    else:
+        assert all(isinstance(call.result, InvalidUsage) for call in (*zero[:2], nine)) and not zero[2].has_ended
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
+def test_calls_that_wait_for_each_other_end(masters: tuple[str, ...]) -> None:
+    """L1: all of them, though some have started ahead. Nobody is removed."""
+    world, (a, b, c) = run_of_three(masters)
+    calls = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0)), b.reduce(reduce_spec(9))]
+    world.settle(calls, 3)
+    assert all(isinstance(call.result, InvalidUsage) for call in calls)
+    again = [peer.reduce(reduce_spec(0)) for peer in (a, b, c)]
+    world.settle(again)
+    assert [call.result for call in again] == [7, 7, 7]
+
+
+def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way from b to the master stands still, and all three have long committed."""
+    world, (a, b, c) = run_of_three(("m",))
+    b.reduce(reduce_spec(9))
+    world.run(0.1)
+    send = world.send_to_master
+
+    def send_slowly(connection: Connection, message: PeerMessage) -> None:
+        delay_ns = 3 * SECOND if connection.peer is b else 0
+        world.after(delay_ns, lambda: send(connection, message))
+
+    monkeypatch.setattr(world, "send_to_master", send_slowly)
+    zero = [peer.reduce(reduce_spec(0)) for peer in (a, b, c)]
+    world.run(0.1)
+    assert [call.result for call in zero] == [7, 7, 7]
+    world.run(4)
+    assert all(peer.state is State.MEMBER for peer in (a, b, c))

@@ -1,0 +1,87 @@
+"""L1: a topology call that was given up, and what the next one is answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.protocol.messages import TopologyKind
+from zpccl.protocol.peer import State
+
+from .digests import give_up
+from .world import Call, Peer, World
+
+PENDING, UPDATE = TopologyKind.PENDING, TopologyKind.UPDATE
+
+
+def run_with_joiner() -> tuple[World, Peer, Peer, Peer]:
+    """Two members and one that waits to be admitted."""
+    world = World()
+    world.start_master("m", 77)
+    p, q = world.begin_run("pq", ("m",))
+    joiner = world.peer("j", ("m",))
+    joiner.connect()
+    world.until(lambda: joiner.state is State.PENDING)
+    world.run(0.5)
+    return world, p, q, joiner
+
+
+def miss_an_answer(world: World, p: Peer, q: Peer, *, dies: bool) -> list[Call]:
+    """Both ask whether peers are pending. q gets the answer, p's is lost, with its connection or the master."""
+    world.drop_to_peers.add(p.name)
+    asks = [p.topology(PENDING), q.topology(PENDING)]
+    world.run(0.1)
+    assert asks[1].has_ended and not asks[0].has_ended
+    if dies:
+        world.kill_master("m")
+    else:
+        assert p.connection is not None
+        world.break_connection(p.connection)
+    world.run(0.05)
+    give_up(p, asks[0])
+    world.drop_to_peers.clear()
+    return asks
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
+def test_an_update_is_not_answered_by_a_round_of_another_call(dies: bool) -> None:
+    """q would wait for p's update_topology() without end."""
+    world, p, q, joiner = run_with_joiner()
+    miss_an_answer(world, p, q, dies=dies)
+    updates = [p.topology(UPDATE)]
+    if dies:
+        world.start_master("m", 900)
+    world.run(10)
+    assert not updates[0].has_ended and joiner.state is State.PENDING
+    updates.append(q.topology(UPDATE))
+    world.settle(updates)
+    assert joiner.state.name == "MEMBER"
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
+def test_who_asks_again_gets_the_answer_of_the_others(dies: bool) -> None:
+    """They have it, and do not ask again."""
+    world, p, q, joiner = run_with_joiner()
+    miss_an_answer(world, p, q, dies=dies)
+    again = p.topology(PENDING)
+    if dies:
+        world.start_master("m", 900)
+    world.settle([again], 20)
+    updates = [p.topology(UPDATE), q.topology(UPDATE)]
+    world.settle(updates)
+    assert joiner.state.name == "MEMBER"
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
+def test_a_later_call_is_not_answered_by_a_round_that_is_over(dies: bool) -> None:
+    """They have reduced since, so all have gone on. Else p goes on alone, and q waits for its vote."""
+    world, p, q, _ = run_with_joiner()
+    miss_an_answer(world, p, q, dies=dies)
+    if dies:
+        world.start_master("m", 900)
+    world.run(5)
+    world.settle([p.reduce(), q.reduce()])
+    first = p.topology(PENDING)
+    world.run(5)
+    assert not first.has_ended
+    second = q.topology(PENDING)
+    world.settle([first, second])
