@@ -604,8 +604,12 @@ older-report-taken: protocol.leadership:Candidate.add (unit tests)
   + known.connection < report.hello.connection
 run-of-fewer-peers-chosen: protocol.leadership:choose_run (unit tests)
   S3: a single stray peer of another run decides which run a new master leads
-  - return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
-  + return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)
+  - (has_quorum, len(runs[run_id]), max(report.epoch for report in runs[run_id]), run_id)
+  + (has_quorum, -len(runs[run_id]), max(report.epoch for report in runs[run_id]), run_id)
+rest-of-a-run-chosen: protocol.leadership:choose_run (unit tests)
+  L3: waits for the rest of a run, whose quorum is gone, while all members of another one are here
+  - has_quorum = are_quorums(present, descend(map(MemberList.of, runs[run_id])))
+  + has_quorum = True
 admission-without-the-adopted-members: protocol.recovery:History.would_admit (unit tests)
   S3: a peer of a list that left members out becomes a member beside them
   - is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs

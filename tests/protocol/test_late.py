@@ -86,6 +86,18 @@ def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     assert bench.names() == "abc"
 
 
+@pytest.mark.parametrize("make", [Standby, TakeOver], ids=["two masters", "one"])
+def test_the_rest_of_a_run_does_not_keep_out_one_that_has_its_members(make: type[MasterBench]) -> None:
+    """L3: three of seven are left of the one run, and both of the other."""
+    bench: Any = make()
+    for name in "xyz":
+        bench.report(name, "tuvwxyz", run_id=OTHER_RUN)
+    for name in "ab":
+        bench.report(name, "ab", run_id=OLD_RUN)
+    adopt(bench)
+    assert bench.names() == "ab"
+
+
 def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> None:
     """S1: q may have returned from the barrier of which n and p know nothing. It ends where q has had its time."""
     bench = Standby()
