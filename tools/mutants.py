@@ -360,6 +360,10 @@ promise-lowered-by-a-welcome: protocol.leadership:Acceptor.may_be_registered (un
   S3: a pending peer obeys a leader that comes before the one it has promised
   - leader == self.promised or leader.term > self.promised.term
   + True
+promise-kept-without-a-run: protocol.peer:PeerMachine._on_yielded (unit tests)
+  L1: a peer that was refused for good is bound to a later candidate, and its run does not register it again
+  - self._acceptor.release()
+  + pass
 later-promise-registered: protocol.master:MasterMachine._waits_for_later (unit tests)
   S3: registers a pending peer that has promised a later leadership
   - self._leader.needs_quorum and not hello.is_member and hello.run_id == self.run_id and is_later

@@ -190,3 +190,15 @@ def test_who_waits_to_be_admitted_keeps_its_promise() -> None:
     peer.hear(Welcome(run_id, term + 10))
     peer.hear(member_list((term + 10) << 32, "ab"))
     assert peer.machine.state.name == "MEMBER"
+
+
+def test_who_was_refused_for_good_is_bound_to_no_later_leadership() -> None:
+    """L1: it has promised a candidate that was never elected. The leader has a lower term, and would refuse it."""
+    peer = peer_of_two().pending()
+    peer.hear(replace(member_list(3, "ab"), old_members=pids("b"), parent=2))
+    peer.hear(Refused(Refusal.REPORT, "", term=40))
+    (hello,) = peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", peer.machine.run_id, epoch=9 << 32))
+    assert (hello.message.is_member, hello.message.promised) == (False, 0)
+    peer.hear(Welcome(peer.machine.run_id, 9))
+    peer.hear(member_list(9 << 32, "ab"))
+    assert peer.machine.state.name == "MEMBER"

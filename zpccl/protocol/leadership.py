@@ -142,6 +142,10 @@ class Acceptor:
         """A master has registered this peer, which is not a member. It promises nothing before a run has."""
         self.promised, self.is_led = leader, True
 
+    def release(self) -> None:
+        """The run of this peer goes on without it, or has yielded: no list counts its promise any more."""
+        self.promised, self.is_led = Promise(), False
+
     def accepts(self, epoch: int, accepted_epoch: int) -> bool:
         """Rule "accept": True for a list of the promised term, unless a later one was accepted."""
         return self.is_led and epoch >> limits.EPOCH_BITS == self.promised.term and epoch >= accepted_epoch

@@ -665,6 +665,7 @@ class PeerMachine:
             self._was_unready = True
             self._miss_master(now_ns)
             self._log(Level.WARNING, "the run yields to an earlier one, or goes on without it; waiting to be admitted")
+            self._acceptor.release()
         self._acceptor.on_disconnected()
         self._send(self._hello())
 
