@@ -368,6 +368,26 @@ later-promise-registered: protocol.master:MasterMachine._waits_for_later (unit t
   S3: registers a pending peer that has promised a later leadership
   - self._leader.needs_quorum and not hello.is_member and hello.run_id == self.run_id and is_later
   + False
+removal-forgotten-for-a-loss: protocol.master:MasterMachine._kick (unit tests)
+  S7: a member whose key was revoked stays, since a loss was put off before its removal
+  - self._removals.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+  + self._deferred.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+parts-of-hosts-in-step: protocol.master:MasterMachine._apart_ns (unit tests)
+  L1: parts of a host go from master to master at the same time, and never meet
+  - int.from_bytes(hello.peer_id[:4], "big") % limits.HOST_WAIT_NS
+  + 0
+sync-begun-under-a-proposed-list: protocol.kinds.sync:StateSyncs.on_links_changed (unit tests)
+  S3: plans a sync while the member list is not committed
+  - self._registry.is_committed
+  + True
+sent-on-host-given-up: protocol.membership:Registry.remove (unit tests)
+  L3: removes peers of a host whose others were sent on to the next master
+  - peer.is_left_over or is_sent_on
+  + peer.is_left_over
+left-over-peers-mark-others: protocol.membership:Registry.remove (unit tests)
+  L3: removes a new process of a host in place of the one that is gone
+  - peer.is_left_over or is_sent_on
+  + is_sent_on
 lost-though-it-is-back: protocol.master:MasterMachine._lose (unit tests)
   L1: a member whose loss was put off is removed although it is connected, and hears nothing
   - peer.disconnected_ns == now_ns
@@ -560,6 +580,18 @@ other-call-for-the-round-of-one-given-up: protocol.peer:PeerMachine._after_last_
   L1: a call gets the answer of another one that was given up, and others wait for it
   - self._given_up.kind == spec.kind
   + True
+call-given-up-in-another-run: protocol.peer:PeerMachine._register (unit tests)
+  L1: a call gets the answer of a round of this run, since the peer gave one up in the run before
+  - self._has_yielded, self._given_up = False, None
+  + self._has_yielded = False
+admission-not-the-answer-of-an-update: protocol.peer:PeerMachine._on_members (unit tests)
+  L2: who returns and gives update_topology() up is admitted, makes it again, and waits for those who wait for its sync
+  - not self.calls
+  + False
+withdrawn-update-answered-twice: protocol.peer:PeerMachine._answer_alone (unit tests)
+  S1: the admission of a peer answers a call that was given up before, and those behind it
+  - is_update(call) and call.withdrawn is None
+  + is_update(call) and not call.is_released
 given-up-call-never-over: protocol.peer:PeerMachine._note_end (unit tests)
   L1: a call gets the answer of one that was given up long ago
   - is_success or call.withdrawn is None

@@ -159,7 +159,8 @@ MASTER_STAY_NS = 2 * SECOND
 each other for ever. Their sum over all masters is below QUORUM_WAIT."""
 MASTER_STAY_SPREAD_NS = 500 * MS
 HOST_WAIT_NS = 10 * SECOND
-"""How long pending peers wait for the others of their host at a master that is not the first of their list."""
+"""How long pending peers wait for the others of their host at a master that is not the first of their list. It is up to
+twice as long: each has a time of its own, so that they do not go around in step."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS

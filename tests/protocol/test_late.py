@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.limits import SECOND
-from zpccl.protocol.effects import Send
+from zpccl.protocol import events
+from zpccl.protocol.effects import Reject, Resolve, Send
 from zpccl.protocol.leadership import Promise
-from zpccl.protocol.messages import Acknowledgement, Linked, Refusal, Refused, RunReport, Welcome
+from zpccl.protocol.messages import Acknowledgement, Linked, Neighbours, Plan, Refusal, Refused, RunReport, Welcome
 from zpccl.protocol.peer import State
 
-from .harness import MasterBench, PeerBench, member_list, pid, pids
+from .harness import MasterBench, PeerBench, entry, member_list, neighbour, offer, pid, pids
 from .takeover import OLD_RUN, TakeOver, hello_of, report_of
 from .test_standby import TWO, Standby, peer_of_two
 
@@ -151,6 +152,39 @@ def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one
     assert [peer.peer_id for peer in bench.machine.registry.pending()] == [pid("p")]
 
 
+def test_no_sync_begins_while_the_list_is_not_committed() -> None:
+    """Rule "decide": c waits for a link to a holder; d is lost, and the list without it is only proposed."""
+    bench = Standby()
+    bench.begin_run("abcd")
+    for name, others in (("a", "bd"), ("b", "ad"), ("d", "ab"), ("c", "")):
+        bench.say(name, Linked(pids(others)))
+    for name, revision, text in (("a", 1, "x"), ("b", 1, "x"), ("d", 1, "x"), ("c", 0, "y")):
+        bench.say(name, offer(5, revision, entry("w", text)))
+    bench.disconnect("d")
+    while "d" in bench.names():
+        bench.tick_at_deadline()
+    bench.say("c", Linked(pids("ab")))
+    told = [message for name in "ab" for _, message in bench.say(name, Linked(pids("abc".replace(name, ""))))]
+    assert not bench.machine.registry.is_committed and not any(isinstance(message, Plan) for message in told)
+    bench.see("a", "b", "c")
+    assert any(isinstance(message, Plan) for message in bench.said["a1"])
+
+
+def test_groups_that_come_and_go_leave_nothing_behind() -> None:
+    """B1"""
+    bench = MasterBench()
+    bench.members("z", group=1_000_000)
+    for number, names in enumerate(("ab", "cd", "ef", "gh")):
+        one, two = tuple(names)
+        bench.members(one, two, group=number)
+        for name in (one, two):
+            bench.say(name, offer(5, 1))
+        assert number in bench.machine.syncs.last_revision
+        for name in (one, two):
+            bench.leave(name)
+        assert bench.machine.syncs.last_revision == {}
+
+
 # --- The peer ---------------------------------------------------------------------------------------------------------
 
 
@@ -202,3 +236,21 @@ def test_who_was_refused_for_good_is_bound_to_no_later_leadership() -> None:
     peer.hear(Welcome(peer.machine.run_id, 9))
     peer.hear(member_list(9 << 32, "ab"))
     assert peer.machine.state.name == "MEMBER"
+
+
+@pytest.mark.parametrize("held", ["", "reduce", "sync"])
+def test_an_update_that_is_given_up_while_the_run_yields_is_answered_once(held: str) -> None:
+    """L1, S1: nor does a call behind it count as done when this peer is admitted elsewhere."""
+    peer = PeerBench().member("ab")
+    peer.topology(2)
+    peer.handle(events.CallWithdrawn(2, timed_out=True))
+    told = peer.hear(Refused(Refusal.YIELDED, ""))
+    assert [type(effect) for effect in told if isinstance(effect, Reject | Resolve)] == [Reject]
+    peer.hear(Welcome(OLD_RUN, 0))
+    peer.hear(Neighbours((neighbour("x"), neighbour("y"))))
+    peer.tick(limits.WITHDRAW_TIMEOUT_NS)
+    if held:
+        answers = peer.reduce(3) if held == "reduce" else peer.sync(3)
+        assert [effect.call_id for effect in answers if isinstance(effect, Reject | Resolve)] == [3], "it is alone"
+    told = peer.hear(member_list(5, "xya"))
+    assert not any(isinstance(effect, Resolve) for effect in told)

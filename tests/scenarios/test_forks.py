@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from zpccl.limits import MS
 from zpccl.protocol.messages import Acknowledgement, MasterMessage, Members, MembersCommitted, PeerMessage, RunReport
-from zpccl.protocol.peer import State
+from zpccl.protocol.peer import PeerMachine, State
 
 from .test_leadership import TWO, two_masters
 from .world import Connection, Peer, World
@@ -167,3 +168,72 @@ def test_a_report_whose_sender_is_gone_is_answered_to_nobody() -> None:
     world.until(lambda: not master.is_recovering, 40)
     world.run(1)
     assert world.masters["m"].member_names == "ab"
+
+
+@pytest.mark.parametrize("flaps", [False, True])
+def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7, L1: c is away for a moment, then its key is revoked, both before the list of a take-over is committed."""
+    world = two_masters()
+    a, b, c = world.begin_run("abc", TWO, {name: f"key of {name}" for name in "abc"})
+    send = world.send_to_master
+    held = hold_back(world, monkeypatch, Acknowledgement, {"a", "b", "c"})
+    world.kill_master("a")
+    master = world.masters["b"].machine
+    world.until(lambda: not master.is_recovering, what="b adopts the run")
+    world.run(0.02)
+    if flaps:
+        assert c.connection is not None
+        world.break_connection(c.connection)
+        for other in (a, b):
+            world.after(40 * MS, partial(world.break_link, other, c))
+        world.run(0.3)
+    assert master.registry.peers[c.peer_id].connection is not None and not master.registry.is_committed
+    world.revoke("b", c)
+    world.run(0.02)
+    monkeypatch.undo()
+    for connection, message in held:
+        if connection.peer is not c:
+            send(connection, message)
+    world.run(30)
+    assert world.masters["b"].member_names == "ab"
+    world.settle([a.topology(), b.topology()])
+
+
+@pytest.mark.parametrize("later_ms", [0, 500])
+def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) -> None:
+    """L1: two masters lead a run each, and half of a new host comes to each, at the same time."""
+    three = ("a", "b", "c")
+    world = World()
+    for address, salt in zip(three, (77, 1000, 2000), strict=True):
+        world.start_master(address, salt)
+    pq = world.begin_run("pq", three)
+    world.settle([peer.reduce() for peer in pq])
+    for address in three:
+        world.cut(pq, address)
+    world.run(40)
+    no = [world.peer(name, three) for name in "no"]
+    no[0].connect()
+    world.until(lambda: no[0].state is State.MEMBER, 120, "n begins a run")
+    no[1].connect()
+    world.until(lambda: no[1].state is State.PENDING, 60)
+    world.run(0.5)
+    world.admit(no[:1], no[1:])
+    world.settle([peer.reduce() for peer in no])
+    world.kill_master("a")
+    world.cut(no, "c")
+    world.until(lambda: world.masters["b"] in world.leading(), 60, "b leads the run of n and o")
+    world.join(pq, "c")
+    world.until(lambda: world.masters["c"] in world.leading(), 60, "c leads the run of p and q")
+    halves = [world.peer(name, three) for name in "ef"]
+    for peer, away in zip(halves, "cb", strict=True):
+        peer.machine = PeerMachine(replace(peer.machine.options, host="three", host_size=2))
+        world.cut([peer], away)
+    for peer in halves:
+        peer.connect()
+        world.run(later_ms / 1000)
+    world.until(lambda: all(peer.state is State.PENDING for peer in halves), 60)
+    world.run(2)
+    for peer, away in zip(halves, "cb", strict=True):
+        world.join([peer], away)
+    ids = {peer.peer_id for peer in halves}
+    world.until(lambda: any(ids <= set(m.machine.registry.peers) for m in world.masters.values()), 600, "they meet")

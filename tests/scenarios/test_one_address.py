@@ -8,6 +8,7 @@ from zpccl.errors import Kicked, TooFewPeers
 from zpccl.protocol.messages import TopologyKind
 from zpccl.protocol.peer import State
 
+from .digests import give_up
 from .world import Call, Peer, World, check_agreement
 
 ONE = ("m",)
@@ -299,3 +300,54 @@ def test_members_that_removed_others_and_these_do_not_meet_at_different_points(r
     world.settle([*calls, asked], 60)
     assert asked.result == 0
     assert all(isinstance(call.result, Kicked) for call in calls), calls
+
+
+def come_back(world: World, peers: list[Peer], newcomer: Peer, run_id: bytes) -> None:
+    """The members are back, and the run of the newcomer yields."""
+    world.join(peers, "m")
+    world.until(lambda: all(peer.machine.run_id == run_id for peer in [*peers, newcomer]), what="the old run")
+    world.run(0.5)
+    assert newcomer.state is State.RETURNING
+
+
+def test_a_returning_peer_that_gives_its_update_up_and_makes_it_again() -> None:
+    """L2: the members have admitted it meanwhile, and wait for its sync."""
+    world, peers = one_master("pqr")
+    run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
+    come_back(world, peers, n, run_id)
+    first = n.topology()
+    world.run(1)
+    give_up(n, first)
+    world.run(1)
+    world.settle([peer.topology() for peer in peers])
+    world.run(0.5)
+    syncs = [peer.sync(1, "x") for peer in peers]
+    world.run(1)
+    again = n.topology()
+    world.run(1)
+    assert again.is_ok
+    syncs.append(n.sync(0, "y"))
+    world.settle(syncs)
+    assert all(call.is_ok for call in syncs)
+
+
+def test_a_call_given_up_in_a_run_that_yields_is_forgotten() -> None:
+    """L1: in the other run it would be answered by a round of that one, and others would wait for it."""
+    world, peers = one_master("p")
+    run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
+    world.drop_to_peers.add("n")
+    ask = n.topology(TopologyKind.PENDING)
+    world.run(0.01)
+    world.kill_master("m")
+    give_up(n, ask)
+    world.run(3)
+    world.drop_to_peers.clear()
+    world.start_master("m", 600)
+    world.run(6)
+    come_back(world, peers, n, run_id)
+    waiting = n.topology()
+    world.run(0.2)
+    world.settle([peers[0].topology(), waiting])
+    ask = n.topology(TopologyKind.PENDING)
+    world.run(5)
+    assert not ask.has_ended

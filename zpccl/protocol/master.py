@@ -164,8 +164,9 @@ class MasterMachine:
         self._phase: Recovering | Begun | Yielding | Adopted = Begun()
         self.registry = Registry(options.link_seed)
         self._masters = CommonList()
-        # By peer: losses that must wait until the list that repeats the adopted one is committed.
+        # By peer: losses, late reports and removals that wait until the list that repeats the adopted one is committed.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
+        self._removals: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections that were asked for a report after the take-over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
@@ -473,12 +474,16 @@ class MasterMachine:
             phase=PeerPhase.READY if hello.is_ready else PeerPhase.PREFETCHING,
             host=hello.host,
             host_size=hello.host_size,
-            apart_ns=self._outbox.now_ns if hello.host and hello.master_index else None,
+            apart_ns=self._apart_ns(hello) if hello.host and hello.master_index else None,
         )
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.add(peer)
         self._relinked.add(peer)
         return peer
+
+    def _apart_ns(self, hello: Hello) -> int:
+        """From when a part of a host waits for the rest. It differs by peer: parts must not go around in step."""
+        return self._outbox.now_ns + int.from_bytes(hello.peer_id[:4], "big") % limits.HOST_WAIT_NS
 
     def _refuse_session(self, connection: Hashable) -> None:
         reason = "this master does not know the peer: it was removed, or the master was restarted too late"
@@ -531,12 +536,13 @@ class MasterMachine:
     def _on_members_committed(self, now_ns: int) -> None:
         self.registry.old_members = ()
         self.registry.may_have_broken_hosts = True
-        deferred, self._deferred = self._deferred, {}
+        deferred, self._deferred = [*self._deferred.values(), *self._removals.values()], {}
+        self._removals = {}
         self._outbox.broadcast(self.registry.order, MembersCommitted(self.registry.epoch))
         dismissed, self._dismissed = self._dismissed, {}
         for connection, gone in dismissed.items():
             self._outbox.reply(connection, gone.kick or Refused(Refusal.UNREGISTERED, "send a Hello again"))
-        for change in deferred.values():
+        for change in deferred:
             change(now_ns)
         self.operations.on_members_changed(now_ns)
 
@@ -628,7 +634,7 @@ class MasterMachine:
         committed.
         """
         if peer.is_member and not self._leader.may_change:
-            self._deferred.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+            self._removals.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
             return True
         connection, kick = peer.connection, Kick(result, reason[: limits.TEXT_CHARS_MAX])
         if self._leader.needs_quorum and connection is not None and peer.is_member and peer.has_reported:
@@ -693,7 +699,7 @@ class MasterMachine:
             self._losses.on_lost(now_ns)
         self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
-        self.registry.remove(peer)
+        self.registry.remove(peer, is_sent_on=reason == _SENT_ON)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
         self._announce_epoch(now_ns)
         if has_left and peer.is_member and self._leader.on_left(peer.peer_id):
@@ -745,7 +751,7 @@ class MasterMachine:
         if not registry.may_have_broken_hosts:
             return
         registry.may_have_broken_hosts = False
-        for peer in registry.take_pending_of_broken_hosts():
+        for peer in registry.pending_of_broken_hosts():
             self._kick(peer, Result.RANK_CONNECTION_LOST, _host_reason(peer), now_ns)
         members = registry.members_of_broken_hosts()
         is_end = self._leader.needs_quorum and len(members) == len(registry.order)

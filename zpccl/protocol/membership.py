@@ -90,7 +90,9 @@ class Peer:
     host_size: int = 0
     """How many peers the host has."""
     apart_ns: int | None = None
-    """When it registered, at a master that is not the first of its list; None once its host has been whole here."""
+    """From when it waits for its host, at a master that is not the first of its list; None once that has been whole."""
+    is_left_over: bool = False
+    """Its host has lost a pending peer, so it is removed as soon as it is connected."""
     handshake_ms: int = 0
     """How long a handshake of the peer with this master takes; 0: not known."""
     slot: int = 0
@@ -155,7 +157,6 @@ class Registry:
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
-        self._given_up: set[str] = set()  # Hosts that have lost a pending peer, until their others are removed.
         self.may_have_broken_hosts = False
         """Peers have come, gone or reported, or the list was committed, since hosts were last looked at."""
 
@@ -212,7 +213,7 @@ class Registry:
         return [
             (peer, peer.apart_ns)
             for peer in self.connected_pending()
-            if peer.apart_ns is not None and peer.host not in self._given_up
+            if peer.apart_ns is not None and not peer.is_left_over
         ]
 
     def misfit_of_host(self, host: str, host_size: int) -> str:
@@ -232,11 +233,9 @@ class Registry:
         counts = Counter(peer.host for peer in self.order)
         return [peer for peer in self.order if peer.host and counts[peer.host] < peer.host_size]
 
-    def take_pending_of_broken_hosts(self) -> list[Peer]:
-        """Pending peers of hosts that have lost others since the last call."""
-        found = [peer for peer in self.connected_pending() if peer.host in self._given_up]
-        self._given_up.clear()
-        return found
+    def pending_of_broken_hosts(self) -> list[Peer]:
+        """Pending peers of hosts that have lost others. Who is not connected is told when it is back."""
+        return [peer for peer in self.connected_pending() if peer.is_left_over]
 
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
@@ -274,8 +273,8 @@ class Registry:
         """The members stay, in a new epoch. It voids what is planned ahead."""
         self.epoch += 1
 
-    def remove(self, peer: Peer) -> None:
-        """Removes a peer; if it was a member, a new epoch begins."""
+    def remove(self, peer: Peer, *, is_sent_on: bool = False) -> None:
+        """Removes a peer; if it was a member, a new epoch begins. `is_sent_on`: its host comes together elsewhere."""
         del self.peers[peer.peer_id]
         self.bind(peer, None)
         self._pending.pop(peer.peer_id, None)
@@ -288,8 +287,9 @@ class Registry:
             if not self._member_counts[peer.group]:
                 del self._member_counts[peer.group]
             self.epoch += 1
-        elif peer.host:
-            self._given_up.add(peer.host)
+        elif peer.host and not (peer.is_left_over or is_sent_on):
+            for other in self.pending_of(peer.host):
+                other.is_left_over = True
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
         """True if both ends report that their link is up."""

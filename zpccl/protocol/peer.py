@@ -135,6 +135,7 @@ from zpccl.protocol.messages import (
     Report,
     RunReport,
     Spec,
+    TopologyKind,
     TopologySpec,
     Vote,
     Votes,
@@ -604,7 +605,7 @@ class PeerMachine:
     def _register(self, run_id: bytes, leader: Promise) -> None:
         """A run has registered this peer, which is not a member of any run, or not any more."""
         self._acceptor.register(leader)
-        self._has_yielded = False
+        self._has_yielded, self._given_up = False, None
         self.run_id, self.epoch, self._parent, self._old_members = run_id, 0, 0, ()
         self._memory = Memory()  # Rounds are counted by run, and no operation of a former run was decided.
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
@@ -706,6 +707,8 @@ class PeerMachine:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
                 self._connect_call = None
             if was_returning:
+                if not self.calls:  # The user has given update_topology() up: who makes it again gets its answer.
+                    self._given_up = TopologySpec(TopologyKind.UPDATE, max(0, message.round - 1))
                 for call in list(self.calls.values()):  # update_topology(), which the members have just called, too.
                     self._effects.append(Resolve(call.call_id, message.round_value))
                     self._settle(call)
@@ -888,11 +891,11 @@ class PeerMachine:
 
         Only update_topology() waits: the members call it, too, when they admit this peer. They do so once it waits.
         """
-        if is_update(call) and not call.is_released:
+        if is_update(call) and call.withdrawn is None:
             return self._on_ready()
         if call.call_id not in self.calls:
             return  # It was held for one before it, and answered with that.
-        error = self._loneliness(call)
+        error = call.withdrawn or self._loneliness(call)
         if not call.has_answer:
             self._effects.append(Reject(call.call_id, error) if error is not None else Resolve(call.call_id, 1))
         self._settle(call)

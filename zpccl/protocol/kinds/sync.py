@@ -178,7 +178,7 @@ class StateSyncs(Kind[Transfer]):
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are tried again."""
-        for transfer in self.transfers():
+        for transfer in self.transfers() if self._registry.is_committed else ():
             if transfer.agreed_ns is not None:
                 self._start(transfer, now_ns, has_waited=True)
 
@@ -326,6 +326,9 @@ class StateSyncs(Kind[Transfer]):
 
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: syncs stop waiting for lost members."""
+        for group in [group for group in self.last_revision if not self._registry.member_count(group)]:
+            del self.last_revision[group]
+            self._completed_last.pop(group, None)
         for transfer in self.transfers():
             self._plan_anew(transfer)
         self.on_links_changed(now_ns)

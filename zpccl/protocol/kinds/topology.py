@@ -84,31 +84,36 @@ class Rounds(Kind[Attempt]):
     def _update(self, operation: Operation, now_ns: int) -> None:
         if operation.agreed_ns is None:
             operation.agreed_ns = now_ns
-        ready = self._linked_joiners()
+        joiners = self._registry.joiners()
         waited = now_ns - operation.agreed_ns >= self.wait_ns
-        if len(ready) < len(self._registry.joiners()) and not waited:
+        ready = self._linked_joiners(joiners)
+        if len(ready) < len(joiners) and not waited:
             return
-        if waited:
-            ready += self._partly_linked_joiners(ready)
-        ready = self._registry.whole_hosts(ready)
+        while waited:  # Again without the hosts that cannot be admitted as a whole: others may reach nobody else.
+            ready += self._partly_linked_joiners(joiners, ready)
+            whole = self._registry.whole_hosts(ready)
+            if len(whole) == len(ready):
+                break
+            joiners = [peer for peer in joiners if peer in whole or (peer not in ready and not peer.host)]
+            ready = self._linked_joiners(joiners)
         votes = self._take(operation, len(ready))
         if ready:
             self._outbox.log(Level.INFO, f"epoch {self._registry.epoch + 1}: admitting {names(ready)}")
             self._admit(ready, now_ns)
         self._succeed(votes)
 
-    def _linked_joiners(self) -> list[Peer]:
+    def _linked_joiners(self, joiners: list[Peer]) -> list[Peer]:
         ready: list[Peer] = []
-        for joiner in self._registry.joiners():
+        for joiner in joiners:
             others = self._registry.members(joiner.group) + [peer for peer in ready if peer.group == joiner.group]
             if joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others):
                 ready.append(joiner)
         return ready
 
-    def _partly_linked_joiners(self, ready: list[Peer]) -> list[Peer]:
+    def _partly_linked_joiners(self, joiners: list[Peer], ready: list[Peer]) -> list[Peer]:
         """Joiners that can be admitted along with the ready ones although they lack links."""
         found: list[Peer] = []
-        for joiner in self._registry.joiners():
+        for joiner in joiners:
             if joiner.connection is None or joiner in ready:
                 continue
             others = [peer for peer in [*ready, *found] if peer.group == joiner.group]
