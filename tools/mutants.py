@@ -210,8 +210,8 @@ joiner-with-one-link-admitted: protocol.kinds.topology:Rounds._linked_joiners (s
   + joiner.connection is not None and any(self._registry.are_linked(joiner, other) for other in others)
 joiners-waited-for-without-end: protocol.kinds.topology:Rounds._update (simulator)
   S6: a joiner that never gets its links blocks update_topology for ever
-  - len(ready) < len(self._registry.joiners()) and not waited
-  + len(ready) < len(self._registry.joiners())
+  - len(ready) < len(joiners) and not waited
+  + len(ready) < len(joiners)
 absent-joiner-admitted: protocol.kinds.topology:Rounds._linked_joiners (unit tests)
   S6: a joiner whose connection is broken becomes a member, and the others wait for it
   - joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)
@@ -340,9 +340,9 @@ host-broken-by-who-has-not-reported: protocol.membership:Registry.members_of_bro
   L3: a new master removes members, as it does not know yet that others are of the same host
   - not self.have_all_reported
   + False
-rest-of-a-pending-host-stays: protocol.membership:Registry.take_pending_of_broken_hosts (unit tests)
+rest-of-a-pending-host-stays: protocol.membership:Registry.pending_of_broken_hosts (unit tests)
   L1: a pending peer waits for its admission without end, as its host cannot be whole any more
-  - peer.host in self._given_up
+  - peer.is_left_over
   + False
 end-of-a-run-is-committed: protocol.master:MasterMachine._remove_broken_hosts (unit tests)
   S3: what was decided under a list without members is lost, since reports say nothing of it
@@ -410,8 +410,8 @@ sent-to-nobody: protocol.membership:Outbox.reply (unit tests)
   + True
 returning-peer-does-not-acknowledge: protocol.peer:PeerMachine._on_members (unit tests)
   L2: an old member that a later run has registered never acknowledges the list without it
-  - self._masters.has_others
-  + self._masters.has_others and not (self.state is State.RETURNING and not is_listed)
+  - self._send(Acknowledgement(message.epoch))
+  + self.state is State.RETURNING or self._send(Acknowledgement(message.epoch))
 others-of-a-late-host-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
   L3: members that the former master had just admitted are removed, since the others of their host report after them
   - others if hello.host else ()
