@@ -170,6 +170,20 @@ def test_no_sync_begins_while_the_list_is_not_committed() -> None:
     assert any(isinstance(message, Plan) for message in bench.said["a1"])
 
 
+def test_a_sync_that_waits_for_links_waits_for_the_list_too() -> None:
+    """L1. Duel, seed 12521081: the members without links were removed, and the master span until that was committed."""
+    bench = Standby()
+    bench.begin_run("abc")
+    for name in "abc":
+        bench.say(name, Linked(()))
+    for name, revision in zip("abc", (1, 1, 0), strict=True):
+        bench.say(name, offer(5, revision, entry("w", name)))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "a" and not bench.machine.registry.is_committed
+    bench.see("a", "b", "c")
+    assert bench.verdict("a", 5) is not None
+
+
 def test_groups_that_come_and_go_leave_nothing_behind() -> None:
     """B1"""
     bench = MasterBench()

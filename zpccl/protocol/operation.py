@@ -547,7 +547,12 @@ class Operations:
                 kind.evaluate(now_ns)
 
     def deadline_ns(self) -> int | None:
-        """When an operation has waited long enough for links or joiners: tick() and evaluate() end that."""
+        """When an operation has waited long enough for links or joiners: tick() and evaluate() end that.
+
+        Nothing ends before the member list is committed, which is an event.
+        """
+        if not self._registry.is_committed:
+            return None
         operations: list[Operation | Attempt] = [*self.pending.values(), *self.running.values()]
         waiting = [(each.agreed_ns, each.key) for each in operations if each.agreed_ns is not None]
         return min((agreed_ns + self._kinds[key.function].wait_ns for agreed_ns, key in waiting), default=None)
