@@ -15,8 +15,7 @@ as up only while both report that it is.
     lost, removed      -                  forgotten, whatever its phase
 
     PREFETCHING and READY are the phases of pending peers, the others those of members. [1] Into a run without members.
-    [2] A peer that only the former master knew as a member is admitted with its report. With one address nobody
-    acknowledges lists, and REPORTED is final.
+    [2] A peer that only the former master knew as a member is admitted with its report.
 
 Peers of a host that has a name are admitted together, once all are there, and removed together, once one is gone.
 """
