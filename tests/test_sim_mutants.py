@@ -112,7 +112,7 @@ CASES = (
     planted(
         "joiner-takes-collectives-down",
         "protocol.master:MasterMachine._lose",
-        "self.registry.remove(peer)",
+        "self.registry.remove(peer, is_sent_on=reason == _SENT_ON)",
         "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
         "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
         "self.registry.remove(peer)",

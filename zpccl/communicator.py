@@ -299,7 +299,7 @@ class Communicator(Collectives):
 
     @property
     def epoch(self) -> int:
-        """Number of the member list; it grows at every admission and every loss."""
+        """Number of the member list; it grows at every admission and loss, and where a deadlock is ended."""
         return self._loop.view.epoch if self._loop is not None else 0
 
     @property

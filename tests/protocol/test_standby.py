@@ -33,7 +33,6 @@ from zpccl.protocol.peer import State
 from .harness import (
     CONNECT,
     RUN_ID,
-    UPDATE,
     MasterBench,
     PeerBench,
     member_list,
@@ -43,52 +42,8 @@ from .harness import (
     spec,
     token,
 )
+from .standby import TWO, Standby, peer_of_two
 from .takeover import OLD_RUN, hello_of, report_of
-
-TWO: dict[str, Any] = {"masters": ("m:1", "n:2")}
-
-
-class Standby(MasterBench):
-    """One of two masters."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.machine.recover(self.now_ns)
-
-    def break_bounds(self, name: str) -> None:
-        """A member votes twice for one call, for which it is removed."""
-        self.begin(name, 50, spec(1))
-        self.begin(name, 50, spec(2))
-
-    def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
-        """A peer connects, is asked, and reports; returns what is sent."""
-        number = sum(str(c).startswith(name) for c in self.said) + 1
-        self.connections[name] = f"{name}{number}"
-        report = report_of(name, *arguments, **facts)
-        hello = replace(report.hello, connection=number, **TWO)
-        (asked,) = [m for to, m in self.say(name, hello) if to == self.connections[name]]
-        assert asked.refusal is Refusal.REPORT
-        promise = None if promised is None else Promise(promised, b"some other one..")
-        return self.say(name, replace(report, hello=self.promising(hello, promise)))
-
-    def see(self, *names: str) -> None:
-        """Members have the list of now."""
-        for name in names:
-            self.say(name, Acknowledgement(self.machine.registry.epoch))
-
-    def begin_run(self, names: str) -> None:
-        """A run with these members, established."""
-        self.now_ns += limits.RECOVERY_GRACE_NS
-        self.hello(names[0], begins=self.machine.run_id, **TWO)
-        self.tick(limits.RECOVERY_GRACE_NS)
-        for name in names[1:]:
-            self.hello(name, **TWO)
-        self.link(*names)
-        if len(names) > 1:
-            self.vote(names[0], UPDATE, 900)
-            self.see(*names)
-        assert self.names() == names
-        assert self.machine.registry.is_committed
 
 
 @pytest.fixture
@@ -544,10 +499,6 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
 
 
 # --- The peer ---------------------------------------------------------------------------------------------------------
-
-
-def peer_of_two() -> PeerBench:
-    return PeerBench(masters=("m:1", "n:2"))
 
 
 def failed(peer: PeerBench) -> list[Any]:

@@ -73,3 +73,35 @@ def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.Mon
     assert [call.result for call in zero] == [7, 7, 7]
     world.run(4)
     assert all(peer.state is State.MEMBER for peer in (a, b, c))
+
+
+def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, delay_ns: int) -> None:
+    """From now on what these peers say takes longer."""
+    send = world.send_to_master
+
+    def send_slowly(connection: Connection, message: PeerMessage) -> None:
+        if connection.peer.name in whose:
+            world.after(delay_ns, lambda: send(connection, message))
+        else:
+            send(connection, message)
+
+    monkeypatch.setattr(world, "send_to_master", send_slowly)
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
+@pytest.mark.parametrize("far_ms", [0, 20])
+def test_calls_that_wait_for_each_other_end_where_others_are_far(
+    masters: tuple[str, ...], far_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1: b and c, which are waited for, are near the master; the others of the quorum are 20 ms farther away."""
+    world = TellingWorld()
+    for salt, address in enumerate(masters):
+        world.start_master(address, 77 + salt, MasterOptions(straggler_timeout_ns=TIMEOUT_NS))
+    a, b, c, d, e = peers = world.begin_run("abcde", masters)
+    world.settle([peer.reduce(reduce_spec(0)) for peer in peers])
+    world.run(0.5)
+    slow_down(world, monkeypatch, "ade", far_ms * MS)
+    calls = [call for peer in (a, d, e) for call in peer.batch(reduce_spec(0), reduce_spec(9))]
+    calls += [b.reduce(reduce_spec(0)), c.reduce(reduce_spec(9))]
+    world.settle(calls, 10)
+    assert all(isinstance(call.result, InvalidUsage) for call in calls)

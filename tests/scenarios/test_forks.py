@@ -11,8 +11,7 @@ from zpccl.limits import MS
 from zpccl.protocol.messages import Acknowledgement, MasterMessage, Members, MembersCommitted, PeerMessage, RunReport
 from zpccl.protocol.peer import PeerMachine, State
 
-from .test_leadership import TWO, two_masters
-from .world import Connection, Peer, World
+from .world import TWO, Connection, Peer, World, two_masters
 
 
 def hold_back(
@@ -237,3 +236,58 @@ def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) ->
         world.join([peer], away)
     ids = {peer.peer_id for peer in halves}
     world.until(lambda: any(ids <= set(m.machine.registry.peers) for m in world.masters.values()), 600, "they meet")
+
+
+@pytest.mark.parametrize("b_lives", [False, True])
+def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_lives: bool) -> None:
+    """L1: p is listed and does not hear of it; cut off with c it promises b, which is never elected. a leads again,
+    under a higher term.
+    """
+    world = two_masters()
+    a, b, c = world.begin_run("abc", TWO)
+    p = world.peer("p", TWO)
+    p.connect()
+    world.until(lambda: p.state is State.PENDING)
+    world.run(0.5)
+    world.filter = lambda peer, message: None if peer is p and isinstance(message, Members) else message
+    world.settle([peer.topology() for peer in (a, b, c)])
+    world.run(0.02)
+    assert world.masters["a"].member_names == "abcp" and p.state is State.PENDING
+    world.cut([c, p], "a")
+    world.cut([a, b], "b")
+    world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")
+    world.until(lambda: world.masters["a"].member_names == "ab", 60)
+    world.run(1)
+    world.filter = lambda peer, message: message
+    world.kill_peer(c)
+    world.heal()
+    if not b_lives:
+        world.kill_master("b")
+        world.start_master("b", 4000)
+    world.run(60)
+    world.check_one_leads()
+    assert p.state.name == "PENDING" and p.machine.is_led
+
+
+def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_out() -> None:
+    """L1: p knows the list that admits it, but not that it is committed. a goes on without it, and p has promised b
+    meanwhile, which was never elected.
+    """
+    world = two_masters()
+    a, b, c = world.begin_run("abc", TWO)
+    p = world.peer("p", TWO)
+    p.connect()
+    world.until(lambda: p.state is State.PENDING)
+    world.run(0.5)
+    world.filter = lambda peer, message: None if peer is p and isinstance(message, MembersCommitted) else message
+    world.settle([peer.topology() for peer in (a, b, c)])
+    world.run(0.02)
+    assert p.state is State.MEMBER and p.machine._old_members
+    world.cut([p], "a")
+    world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")
+    world.until(lambda: world.masters["a"].member_names == "abc", 60)
+    world.run(1)
+    world.filter = lambda peer, message: message
+    world.heal()
+    world.run(30)
+    assert p.state.name == "RETURNING" and p.machine.is_led

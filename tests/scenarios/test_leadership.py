@@ -10,18 +10,10 @@ from zpccl.limits import MS, SECOND
 from zpccl.protocol.messages import Members, RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
-from .world import Call, Master, Peer, World, check_agreement
+from .world import TWO, Call, Master, Peer, World, check_agreement, two_masters
 
-TWO = ("a", "b")
 CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
 """When paths are cut, after a master has adopted a run: before its first message has come, between two, and later."""
-
-
-def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
-    world = World()
-    for address, salt in zip(TWO, salts, strict=True):
-        world.start_master(address, salt)
-    return world
 
 
 def fail_over(world: World) -> Master:

@@ -7,7 +7,7 @@ import pytest
 from zpccl.protocol.messages import TopologyKind
 from zpccl.protocol.peer import State
 
-from .digests import give_up
+from .digests import TellingWorld, give_up
 from .world import Call, Peer, World
 
 PENDING, UPDATE = TopologyKind.PENDING, TopologyKind.UPDATE
@@ -85,3 +85,50 @@ def test_a_later_call_is_not_answered_by_a_round_that_is_over(dies: bool) -> Non
     assert not first.has_ended
     second = q.topology(PENDING)
     world.settle([first, second])
+
+
+def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
+    """L1: a program starts an all-reduce, asks, takes a timeout for "no", and waits for the all-reduce. Its next
+    question must not be answered with the round that it has missed: it would be one round behind from then on.
+    """
+    world = TellingWorld()
+    world.start_master("m", 77)
+    p, q = world.begin_run("pq", ("m",))
+    world.settle([p.reduce(), q.reduce()])
+    world.run(0.3)
+    world.drop_to_peers.add("p")
+    sums = [p.reduce(), q.reduce()]
+    asks = [p.topology(PENDING), q.topology(PENDING)]
+    world.run(0.1)
+    assert all(call.is_ok for call in sums) and asks[1].is_ok and not asks[0].has_ended
+    give_up(p, asks[0])
+    world.run(2.1)
+    world.drop_to_peers.clear()
+    assert p.connection is not None
+    world.break_connection(p.connection)
+    world.until(lambda: asks[0].has_ended, 5)
+    world.run(1)
+    sums = [p.reduce(), q.reduce()]
+    asked = [p.topology(PENDING), q.topology(PENDING)]
+    world.settle([*sums, *asked])
+
+
+def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> None:
+    """L1: the all-reduce was called before the question. p misses both answers, and asks again. q has gone on."""
+    world = World()
+    world.start_master("m", 77)
+    p, q = world.begin_run("pq", ("m",))
+    sums = [p.reduce(), q.reduce()]
+    world.until(lambda: bool(p.running and q.running))
+    asks = [p.topology(PENDING), q.topology(PENDING)]
+    world.run(0.006)
+    world.drop_to_peers.add("p")
+    world.run(0.1)
+    assert sums[1].is_ok and asks[1].is_ok and not sums[0].has_ended and not asks[0].has_ended
+    give_up(p, asks[0])
+    world.until(lambda: asks[0].has_ended, 5)
+    again = p.topology(PENDING)
+    world.drop_to_peers.clear()
+    assert p.connection is not None
+    world.break_connection(p.connection)
+    world.settle([again, sums[0]])

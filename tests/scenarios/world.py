@@ -593,3 +593,14 @@ def check_agreement(calls: Iterable[Call]) -> None:
 
 def results_of(calls: Iterable[Call]) -> list[Any]:
     return [call.result for call in calls]
+
+
+TWO = ("a", "b")
+
+
+def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
+    """A world in which both run, before any peers."""
+    world = World()
+    for address, salt in zip(TWO, salts, strict=True):
+        world.start_master(address, salt)
+    return world

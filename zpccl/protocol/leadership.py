@@ -27,6 +27,7 @@ MINORITY_WAIT_NS adopts the run from the reports that it has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -135,7 +136,7 @@ class Acceptor:
         return self.is_led
 
     def may_be_registered(self, leader: Promise) -> bool:
-        """False for an earlier leader of the run that has registered this peer: a list may count its promise."""
+        """False for a leader of its run that is earlier than the one it has promised: a list may count that promise."""
         return leader == self.promised or leader.term > self.promised.term
 
     def register(self, leader: Promise) -> None:
@@ -487,17 +488,11 @@ class Candidate:
 
 
 def choose_run(reports: Iterable[RunReport]) -> bytes | None:
-    """The run of most reports, of those that a quorum has reported if there are any. None without reports.
-
-    If several have as many, it is the one with the highest epoch.
-    """
-    runs: dict[bytes, list[RunReport]] = {}
+    """The run of most reports; if several have as many, the one with the highest epoch. None without reports."""
+    votes: Counter[bytes] = Counter()
+    epochs: dict[bytes, int] = {}
     for report in reports:
-        runs.setdefault(report.hello.run_id, []).append(report)
-
-    def rank(run_id: bytes) -> tuple[bool, int, int, bytes]:
-        present = {report.hello.peer_id for report in runs[run_id]}
-        has_quorum = are_quorums(present, descend(map(MemberList.of, runs[run_id])))
-        return has_quorum, len(runs[run_id]), max(report.epoch for report in runs[run_id]), run_id
-
-    return next(iter(runs)) if len(runs) == 1 else max(runs, key=rank, default=None)
+        run_id = report.hello.run_id
+        votes[run_id] += 1
+        epochs[run_id] = max(epochs.get(run_id, 0), report.epoch)
+    return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)

@@ -349,7 +349,7 @@ class MasterMachine:
 
     def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
         connection, known = event.connection, self.registry.peers.get(hello.peer_id)
-        if known is not None and self._is_ahead(known, hello):
+        if (known is not None and self._is_ahead(known, hello)) or self._waits_for_later(hello):
             self._step_down(f"{hello.name} has promised to obey another master", now_ns)
             return self._on_message(dataclasses.replace(event, message=hello), now_ns)
         if bound is None and known is None and self._may_yield_to(hello):
@@ -364,8 +364,6 @@ class MasterMachine:
             return self._on_gone_over(event, known, now_ns)
         if self._owes_report(known, hello):
             return self._expect_report(connection, known, hello, now_ns)
-        if self._waits_for_later(hello):
-            return self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it has promised a later master"))
         if known is not None:
             if not is_itself:
                 text = f"a connection claims to be {known.name} without its token"
@@ -406,13 +404,16 @@ class MasterMachine:
     def _is_ahead(self, known: Peer, hello: Hello) -> bool:
         """True for a member of this master that has promised another leadership, which may have begun by now."""
         is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
+        return is_itself and self._has_later_promise(hello)
+
+    def _has_later_promise(self, hello: Hello) -> bool:
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
-        return is_itself and is_credible and not self._has_our_promise(hello)
+        return is_credible and not self._has_our_promise(hello)
 
     def _waits_for_later(self, hello: Hello) -> bool:
-        """True for a peer that waits to be admitted, and has promised a later leadership of this run: it is obeyed."""
-        is_later = hello.promised >= self.term and not self._has_our_promise(hello)
-        return self._leader.needs_quorum and not hello.is_member and hello.run_id == self.run_id and is_later
+        """True for a peer that waits to be admitted to this run, but has promised a later leadership."""
+        has_promised = hello.run_id == self.run_id and hello.leader != NO_ID
+        return self._leader.needs_quorum and not hello.is_member and has_promised and self._has_later_promise(hello)
 
     def _is_of_other_run(self, hello: Hello) -> bool:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
@@ -545,6 +546,7 @@ class MasterMachine:
         for change in deferred:
             change(now_ns)
         self.operations.on_members_changed(now_ns)
+        self._stragglers.on_committed()
 
     def _on_malformed(self, event: MalformedReceived) -> None:
         self.malformed_count += 1

@@ -152,7 +152,8 @@ class TopologySpec(_Message, tag="topology", frozen=True):
 
     kind: TopologyKind
     after_round: Natural = 0
-    """The last round of topology votes that the sender knows to be complete: this vote is for a later one."""
+    """The last round of topology votes that the sender knows to be complete: this vote is for a later one. Of a
+    call that is made again after it was given up, the one that it had then."""
 
 
 class StateEntry(_Message, frozen=True):

@@ -242,7 +242,7 @@ class PeerMachine:
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._attempt_max = 0  # The greatest that it has started.
         self._digests = Digests()
-        self._given_up: TopologySpec | None = None  # A call that the user gave up, until another one is answered.
+        self._given_up: TopologySpec | None = None  # The last call, if the user gave it up, or the same made again.
         self._wants_measurements = False
         self._now_ns = 0  # When the event came that is handled.
         self._effects: list[PeerEffect] = []
@@ -809,6 +809,8 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
+        if self._given_up is not None and not self._is_given_up(calls[0].spec):
+            self._given_up = None  # The program goes on with another call, and so do the others.
         free = self._free(calls)
         for call in calls:
             call.phase = CallPhase.HELD
@@ -833,15 +835,17 @@ class PeerMachine:
         """The same call, for a round after the last one. One that is made again after it was given up has its round."""
         if not isinstance(spec, TopologySpec):
             return spec
-        if self._given_up is not None and self._given_up.kind == spec.kind:
+        if self._given_up is not None and self._is_given_up(spec):
             return self._given_up
         return replace(spec, after_round=self._memory.round)
 
+    def _is_given_up(self, spec: Spec) -> bool:
+        """True if the user has given up the same topology call, and made no other one since."""
+        return isinstance(spec, TopologySpec) and self._given_up is not None and self._given_up.kind == spec.kind
+
     def _note_end(self, call: Call, *, is_success: bool) -> None:
-        if is_success or call.withdrawn is None:
-            self._given_up = None  # All have called it, so they have the answers to what came before.
-        elif isinstance(call.spec, TopologySpec):
-            self._given_up = call.spec
+        if isinstance(call.spec, TopologySpec):
+            self._given_up = call.spec if call.withdrawn is not None and not is_success else None
 
     def _vote(self, calls: Sequence[Call]) -> None:
         """Sends the votes of calls, and starts those that are planned ahead."""
@@ -1062,7 +1066,6 @@ class PeerMachine:
         count, number = len(plan.order), plan.attempt_id
         decision = Decision(call.call_id, Result.SUCCESS, count, attempt_id=number, order=plan.order, calls=numbers)
         self._memory.on_decision(decision, call, plan.order)
-        self._note_end(call, is_success=True)
         self._effects += [EndReduce(number, commit=True), Resolve(call.call_id, count)]
 
     def _on_late_decision(self, call: Call, decision: Decision) -> None:

@@ -208,6 +208,8 @@ class Stragglers:
             if is_over and any(wait.is_ahead for wait in deadlock.waits):
                 awaited[key] = self._await_void_plans(key, deadlock)
                 is_over = not awaited[key][1]
+            elif key in self._awaited:
+                awaited[key] = self._awaited[key]  # That list is not committed yet.
             if (is_over or next_ns <= now_ns) and index < limits.STRAGGLER_LINES_MAX:
                 how = "; their calls are ended" if is_over else ""
                 text = f"{deadlock.describe()}; since {(now_ns - began_ns) // limits.SECOND} s{how}"
@@ -220,7 +222,7 @@ class Stragglers:
                 next_ns = now_ns + max(now_ns - began_ns, limits.STRAGGLER_WARNING_NS)
             named[key] = next_ns
             self._check_no_later(next_ns)
-            if timeout_ns is not None:  # Where it is over already, an acknowledgement comes before that.
+            if timeout_ns is not None:  # Where it is over already, acknowledgements and the commit are events.
                 due_ns = deadlock.since_ns + timeout_ns
                 self._check_no_later(due_ns if may_end and due_ns > now_ns else now_ns + timeout_ns)
         self._deadlocks, self._awaited = named, awaited
@@ -241,6 +243,11 @@ class Stragglers:
                 peers.remove(peer)
                 if not peers:
                     self._check_no_later(self._outbox.now_ns)
+
+    def on_committed(self) -> None:
+        """The member list is committed."""
+        if any(not peers for _, peers in self._awaited.values()):
+            self._check_no_later(self._outbox.now_ns)
 
     def _warn_ns(self, wait: Wait) -> int:
         """When the next warning of an operation is due."""

@@ -326,9 +326,11 @@ class StateSyncs(Kind[Transfer]):
 
     def on_members_changed(self, now_ns: int) -> None:
         """The member list has changed: syncs stop waiting for lost members."""
-        for group in [group for group in self.last_revision if not self._registry.member_count(group)]:
-            del self.last_revision[group]
+        empty = [group for group in self.last_revision if not self._registry.member_count(group)]
+        for group in empty:
             self._completed_last.pop(group, None)
+        for group in empty[: max(0, len(self.last_revision) - limits.PEERS_MAX)]:
+            del self.last_revision[group]
         for transfer in self.transfers():
             self._plan_anew(transfer)
         self.on_links_changed(now_ns)
