@@ -762,8 +762,8 @@ held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
   + {p for p in self._newest(self.chosen).members if self.held or p in self.reports}.union(self.left)
 higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (simulator)
   L1: a member that obeys another master is welcomed, and never gets a message
-  - return is_itself and is_credible and not self._has_our_promise(hello)
-  + return is_itself and is_credible and hello.promised > limits.TERM_MAX
+  - is_itself and self._has_later_promise(hello)
+  + False
 returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit tests)
   S1: what a returning peer has learnt from another master is lost
   - return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))
