@@ -760,7 +760,7 @@ held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
   S3: a peer without a promise helps a master to lead
   - {report.hello.peer_id for report in reports}.union(self.left)
   + {p for p in self._newest(self.chosen).members if self.held or p in self.reports}.union(self.left)
-higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (simulator)
+higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (unit tests)
   L1: a member that obeys another master is welcomed, and never gets a message
   - is_itself and self._has_later_promise(hello)
   + False
