@@ -364,10 +364,10 @@ promise-kept-without-a-run: protocol.peer:PeerMachine._on_yielded (unit tests)
   L1: a peer that was refused for good is bound to a later candidate, and its run does not register it again
   - self._acceptor.release()
   + pass
-later-promise-registered: protocol.master:MasterMachine._waits_for_later (unit tests)
+later-promise-registered: protocol.master:MasterMachine._is_ahead (unit tests)
   S3: registers a pending peer that has promised a later leadership
-  - self._leader.needs_quorum and not hello.is_member and has_promised and self._has_later_promise(hello)
-  + False
+  - is_member or has_promised
+  + is_member
 void-list-announced-again: protocol.stragglers:Stragglers._end_deadlocks (unit tests)
   L1: calls that wait for each other never end where those that are waited for are near the master
   - key in self._awaited
@@ -578,11 +578,11 @@ round-of-an-answer-not-remembered: protocol.peer:PeerMachine._on_decision (simul
   + self._memory.on_round(decision.round - 1, decision.value)
 call-again-for-the-next-round: protocol.peer:PeerMachine._after_last_round (unit tests)
   L1: who makes a call again that it gave up waits for others that have its answer
-  - self._given_up is not None and self._is_given_up(spec)
-  + False
-other-call-for-the-round-of-one-given-up: protocol.peer:PeerMachine._is_given_up (unit tests)
+  - self._made_again(spec)
+  + None
+other-call-for-the-round-of-one-given-up: protocol.peer:PeerMachine._made_again (unit tests)
   L1: a call gets the answer of another one that was given up, and others wait for it
-  - self._given_up.kind == spec.kind
+  - known.kind == spec.kind
   + True
 call-given-up-in-another-run: protocol.peer:PeerMachine._register (unit tests)
   L1: a call gets the answer of a round of this run, since the peer gave one up in the run before
@@ -598,8 +598,8 @@ withdrawn-update-answered-twice: protocol.peer:PeerMachine._answer_alone (unit t
   + is_update(call) and not call.is_released
 given-up-call-never-over: protocol.peer:PeerMachine._on_call (unit tests)
   L1: a call gets the answer of one that was given up long ago
-  - self._given_up is not None and not self._is_given_up(calls[0].spec)
-  + False
+  - self._given_up = self._made_again(calls[0].spec)
+  + pass
 outcome-with-fewer-participants-kept: protocol.memory:Memory._keep (unit tests)
   L3: a new master does not know all participants of a decision
   - outcome = known if len(known.calls) >= len(outcome.calls) else outcome
@@ -762,8 +762,8 @@ held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
   + {p for p in self._newest(self.chosen).members if self.held or p in self.reports}.union(self.left)
 higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (unit tests)
   L1: a member that obeys another master is welcomed, and never gets a message
-  - is_itself and self._has_later_promise(hello)
-  + False
+  - is_member or has_promised
+  + has_promised
 returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit tests)
   S1: what a returning peer has learnt from another master is lost
   - return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))

@@ -27,6 +27,19 @@ def run_of_three(masters: tuple[str, ...]) -> tuple[TellingWorld, list[Peer]]:
     return world, peers
 
 
+def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, delay_ns: int) -> None:
+    """From now on what these peers say takes longer."""
+    send = world.send_to_master
+
+    def send_slowly(connection: Connection, message: PeerMessage) -> None:
+        if connection.peer.name in whose:
+            world.after(delay_ns, lambda: send(connection, message))
+        else:
+            send(connection, message)
+
+    monkeypatch.setattr(world, "send_to_master", send_slowly)
+
+
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
 @pytest.mark.parametrize("early_ms", [-6, -3, 2, 6, 20])
 def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, masters: tuple[str, ...]) -> None:
@@ -61,31 +74,12 @@ def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.Mon
     world, (a, b, c) = run_of_three(("m",))
     b.reduce(reduce_spec(9))
     world.run(0.1)
-    send = world.send_to_master
-
-    def send_slowly(connection: Connection, message: PeerMessage) -> None:
-        delay_ns = 3 * SECOND if connection.peer is b else 0
-        world.after(delay_ns, lambda: send(connection, message))
-
-    monkeypatch.setattr(world, "send_to_master", send_slowly)
+    slow_down(world, monkeypatch, "b", 3 * SECOND)
     zero = [peer.reduce(reduce_spec(0)) for peer in (a, b, c)]
     world.run(0.1)
     assert [call.result for call in zero] == [7, 7, 7]
     world.run(4)
     assert all(peer.state is State.MEMBER for peer in (a, b, c))
-
-
-def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, delay_ns: int) -> None:
-    """From now on what these peers say takes longer."""
-    send = world.send_to_master
-
-    def send_slowly(connection: Connection, message: PeerMessage) -> None:
-        if connection.peer.name in whose:
-            world.after(delay_ns, lambda: send(connection, message))
-        else:
-            send(connection, message)
-
-    monkeypatch.setattr(world, "send_to_master", send_slowly)
 
 
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])

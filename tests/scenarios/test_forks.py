@@ -238,20 +238,26 @@ def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) ->
     world.until(lambda: any(ids <= set(m.machine.registry.peers) for m in world.masters.values()), 600, "they meet")
 
 
+def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
+    """Members of master a that admit a peer p, which does not get messages of one type."""
+    world = two_masters()
+    members = world.begin_run("abc", TWO)
+    p = world.peer("p", TWO)
+    p.connect()
+    world.until(lambda: p.state is State.PENDING)
+    world.run(0.5)
+    world.filter = lambda peer, message: None if peer is p and isinstance(message, what) else message
+    world.settle([peer.topology() for peer in members])
+    world.run(0.02)
+    return world, members, p
+
+
 @pytest.mark.parametrize("b_lives", [False, True])
 def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_lives: bool) -> None:
     """L1: p is listed and does not hear of it; cut off with c it promises b, which is never elected. a leads again,
     under a higher term.
     """
-    world = two_masters()
-    a, b, c = world.begin_run("abc", TWO)
-    p = world.peer("p", TWO)
-    p.connect()
-    world.until(lambda: p.state is State.PENDING)
-    world.run(0.5)
-    world.filter = lambda peer, message: None if peer is p and isinstance(message, Members) else message
-    world.settle([peer.topology() for peer in (a, b, c)])
-    world.run(0.02)
+    world, (a, b, c), p = admit_unaware(Members)
     assert world.masters["a"].member_names == "abcp" and p.state is State.PENDING
     world.cut([c, p], "a")
     world.cut([a, b], "b")
@@ -273,15 +279,7 @@ def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_
     """L1: p knows the list that admits it, but not that it is committed. a goes on without it, and p has promised b
     meanwhile, which was never elected.
     """
-    world = two_masters()
-    a, b, c = world.begin_run("abc", TWO)
-    p = world.peer("p", TWO)
-    p.connect()
-    world.until(lambda: p.state is State.PENDING)
-    world.run(0.5)
-    world.filter = lambda peer, message: None if peer is p and isinstance(message, MembersCommitted) else message
-    world.settle([peer.topology() for peer in (a, b, c)])
-    world.run(0.02)
+    world, _, p = admit_unaware(MembersCommitted)
     assert p.state is State.MEMBER and p.machine._old_members
     world.cut([p], "a")
     world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")

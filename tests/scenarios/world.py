@@ -36,6 +36,9 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.types import Algorithm, DataType
 
+TWO = ("a", "b")
+"""The masters of `two_masters`."""
+
 LATENCY_NS = 5 * MS
 NOTICE_NS = 30 * MS
 """How long the ends of a broken connection take to notice."""
@@ -593,9 +596,6 @@ def check_agreement(calls: Iterable[Call]) -> None:
 
 def results_of(calls: Iterable[Call]) -> list[Any]:
     return [call.result for call in calls]
-
-
-TWO = ("a", "b")
 
 
 def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:

@@ -349,7 +349,7 @@ class MasterMachine:
 
     def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
         connection, known = event.connection, self.registry.peers.get(hello.peer_id)
-        if (known is not None and self._is_ahead(known, hello)) or self._waits_for_later(hello):
+        if self._is_ahead(known, hello):
             self._step_down(f"{hello.name} has promised to obey another master", now_ns)
             return self._on_message(dataclasses.replace(event, message=hello), now_ns)
         if bound is None and known is None and self._may_yield_to(hello):
@@ -401,19 +401,16 @@ class MasterMachine:
     def _has_our_promise(self, hello: Hello) -> bool:
         return Promise.of(hello) == self._leader.promise
 
-    def _is_ahead(self, known: Peer, hello: Hello) -> bool:
-        """True for a member of this master that has promised another leadership, which may have begun by now."""
-        is_itself = known.is_member and known.token in (b"", hello.token) and hello.run_id == self.run_id
-        return is_itself and self._has_later_promise(hello)
+    def _is_ahead(self, known: Peer | None, hello: Hello) -> bool:
+        """True for a peer of this run that has promised another leadership, which may have begun by now.
 
-    def _has_later_promise(self, hello: Hello) -> bool:
+        It is a member here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
+        """
+        is_member = known is not None and known.is_member and known.token in (b"", hello.token)
+        has_promised = self._leader.needs_quorum and not hello.is_member and hello.leader != NO_ID
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
-        return is_credible and not self._has_our_promise(hello)
-
-    def _waits_for_later(self, hello: Hello) -> bool:
-        """True for a peer that waits to be admitted to this run, but has promised a later leadership."""
-        has_promised = hello.run_id == self.run_id and hello.leader != NO_ID
-        return self._leader.needs_quorum and not hello.is_member and has_promised and self._has_later_promise(hello)
+        is_of_run = hello.run_id == self.run_id and (is_member or has_promised)
+        return is_of_run and is_credible and not self._has_our_promise(hello)
 
     def _is_of_other_run(self, hello: Hello) -> bool:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)

@@ -29,8 +29,8 @@
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
 promise: a member obeys only the leadership that it promised last (leadership.py). A pending peer obeys the master that
-registered it last. Attempt ids never repeat, and each one that this peer hears of is started or ended, so the data
-plane can tell stale frames from early ones.
+registered it last; with several masters, no leader of its run before the one it has promised. Attempt ids never repeat,
+and each one that this peer hears of is started or ended, so the data plane can tell stale frames from early ones.
 
 The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
 master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
@@ -809,8 +809,7 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        if self._given_up is not None and not self._is_given_up(calls[0].spec):
-            self._given_up = None  # The program goes on with another call, and so do the others.
+        self._given_up = self._made_again(calls[0].spec)  # Else the program has gone on, and so have the others.
         free = self._free(calls)
         for call in calls:
             call.phase = CallPhase.HELD
@@ -835,13 +834,12 @@ class PeerMachine:
         """The same call, for a round after the last one. One that is made again after it was given up has its round."""
         if not isinstance(spec, TopologySpec):
             return spec
-        if self._given_up is not None and self._is_given_up(spec):
-            return self._given_up
-        return replace(spec, after_round=self._memory.round)
+        return self._made_again(spec) or replace(spec, after_round=self._memory.round)
 
-    def _is_given_up(self, spec: Spec) -> bool:
-        """True if the user has given up the same topology call, and made no other one since."""
-        return isinstance(spec, TopologySpec) and self._given_up is not None and self._given_up.kind == spec.kind
+    def _made_again(self, spec: Spec) -> TopologySpec | None:
+        """The call that the user has given up, if this is the same."""
+        known = self._given_up
+        return known if known is not None and isinstance(spec, TopologySpec) and known.kind == spec.kind else None
 
     def _note_end(self, call: Call, *, is_success: bool) -> None:
         if isinstance(call.spec, TopologySpec):

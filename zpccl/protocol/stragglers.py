@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from zpccl import limits
 from zpccl.errors import Result
@@ -91,6 +92,10 @@ class _Warning:
     next_ns: int
 
 
+_Group: TypeAlias = "frozenset[tuple[str, int]]"
+"""The operations of a deadlock, each with its start."""
+
+
 class Stragglers:
     """Finds stragglers and deadlocks among all operations."""
 
@@ -99,9 +104,9 @@ class Stragglers:
         self._outbox = outbox
         self._operations = operations
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and its start.
-        self._deadlocks: dict[frozenset[tuple[str, int]], int] = {}  # When each is logged again, by its operations.
+        self._deadlocks: dict[_Group, int] = {}  # When each is logged again, by its operations.
         # By deadlock: the epoch that voids plans ahead, and who is to acknowledge it.
-        self._awaited: dict[frozenset[tuple[str, int]], tuple[int, set[Peer]]] = {}
+        self._awaited: dict[_Group, tuple[int, set[Peer]]] = {}
         self._check_ns: int | None = None
         # The latest vote or answer, and the member list, for which a check is scheduled: each may cause a deadlock.
         self._newest_ns = -1
@@ -126,17 +131,8 @@ class Stragglers:
         voters = [peer for peer in members if peer in operation.votes]
         missing = [peer for peer in members if peer not in operation.votes]
         is_ahead = any(vote.ahead for vote in operation.votes.values())
-        facts = (
-            operation.title,
-            operation.begun_ns,
-            operation.voted_ns,
-            voters,
-            missing,
-            still_lacks,
-            refuse,
-            is_ahead,
-        )
-        return Wait(*facts, holds_up=operation.key.function != PENDING)
+        facts = (operation.title, operation.begun_ns, operation.voted_ns, voters, missing, still_lacks, refuse)
+        return Wait(*facts, is_ahead, holds_up=operation.key.function != PENDING)
 
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
         """Peers waited for at least STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
@@ -196,8 +192,8 @@ class Stragglers:
 
     def _end_deadlocks(self, deadlocks: list[Deadlock], now_ns: int, timeout_ns: int | None) -> None:
         """Logs deadlocks, and refuses the operations of those that have lasted too long."""
-        named: dict[frozenset[tuple[str, int]], int] = {}
-        awaited: dict[frozenset[tuple[str, int]], tuple[int, set[Peer]]] = {}
+        named: dict[_Group, int] = {}
+        awaited: dict[_Group, tuple[int, set[Peer]]] = {}
         for index, deadlock in enumerate(deadlocks):
             key = frozenset(_key(wait) for wait in deadlock.waits)
             began_ns = min(wait.since_ns for wait in deadlock.waits)
@@ -227,7 +223,7 @@ class Stragglers:
                 self._check_no_later(due_ns if may_end and due_ns > now_ns else now_ns + timeout_ns)
         self._deadlocks, self._awaited = named, awaited
 
-    def _await_void_plans(self, key: frozenset[tuple[str, int]], deadlock: Deadlock) -> tuple[int, set[Peer]]:
+    def _await_void_plans(self, key: _Group, deadlock: Deadlock) -> tuple[int, set[Peer]]:
         """Announces the member list anew, once for each deadlock. Returns its epoch, and who is to acknowledge it."""
         missing = {peer for wait in deadlock.waits for peer in wait.missing}
         if key not in self._awaited:
