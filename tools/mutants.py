@@ -324,6 +324,18 @@ host-admitted-beside-its-members: protocol.membership:Registry.whole_hosts (unit
   L1: processes that were started again are admitted while the master still lists those that died, and removed with them
   - peer.host not in taken
   + True
+missing-peers-of-a-host-untold: protocol.membership:Registry.host_missing (unit tests)
+  L1: a peer whose host has lost another one before this master was started waits to be admitted without end
+  - peer.host_size - len(self.pending_of(peer.host))
+  + 0
+absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_over (unit tests)
+  L2: a returning peer that the adopted list names is told that its token is wrong, or waits without end
+  - not known.has_reported and not hello.is_member
+  + False
+asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
+  B1: asks a peer that promises nothing at each of its Hellos, which are its answers
+  - connection in self._asked
+  + False
 half-a-host-stays: protocol.master:MasterMachine._send_on (unit tests)
   L1: of a new host each peer waits at another master, in another run, for the others
   - now_ns - apart_ns >= limits.HOST_WAIT_NS

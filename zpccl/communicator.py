@@ -87,8 +87,9 @@ class Communicator(Collectives):
         upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
             newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
         host_size: peers of this host, if they come and go together: connect() returns once all have called it and the
-            members have admitted all, and once one is lost or leaves, the others are removed. For training in which the
-            processes of a host depend on each other, each in a peer group of its own. 0 or 1: this peer is by itself.
+            members have admitted all, and once one is lost or leaves, the others are removed. Who waits ten minutes for
+            others of its host to come raises `HostIncomplete`. For training in which the processes of a host depend on
+            each other, each in a peer group of its own. 0 or 1: this peer is by itself.
         host: what names the host of `host_size` peers; the hostname if left out.
         min_world_size: collectives among fewer members fail with `TooFewPeers`, and change nothing, the same for all
             peers of a group. 0 or left out: two are enough. It does not concern the shared state.

@@ -135,6 +135,20 @@ class Kicked(PCCLError):
         self.reason = reason or message
 
 
+class HostIncomplete(Kicked):
+    """Not all peers of this peer's host have come in time (`host_size=`), so none of them can be admitted.
+
+    Attributes:
+        host: the name of the host.
+        missing: how many of its peers have not come.
+    """
+
+    def __init__(self, message: str = "", *, host: str = "", missing: int = 0) -> None:
+        super().__init__(message)
+        self.host = host
+        self.missing = missing
+
+
 class PeerUnreachable(PCCLError):
     """No data connection to another peer could be made, or those of the members do not allow a call: there is no ring.
 
@@ -169,8 +183,9 @@ class OperationTimeout(PeerLost, TimeoutError):
     """The `timeout=` of the call expired before all peers took part. Inputs are as before the call.
 
     The call raises within WITHDRAW_TIMEOUT (2 s) of its timeout, whether or not a master can be reached, and the peer
-    stays a member. If it turns out later that the other peers have committed the collective, this peer lacks their
-    result and is `Kicked`.
+    stays a member. Only a collective that this peer has ended, and told the others so, waits for them or for the
+    master's word, which comes within the master's heartbeat timeout if one of them is silent. If it turns out later
+    that the other peers have committed the collective, this peer lacks their result and is `Kicked`.
     """
 
 

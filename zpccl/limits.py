@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
@@ -117,6 +117,8 @@ HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""
 HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
 """It must exceed DISCONNECT_GRACE plus the delay of a heartbeat on a busy machine."""
+HEARTBEAT_TIMEOUT_MAX_NS = 120 * SECOND
+"""Of a master: less than PEER_LOOP_TIMEOUT, as calls that are given up may wait for it to miss a silent host."""
 HEARTBEAT_INTERVAL_NS = 400 * MS
 """Below DISCONNECT_GRACE: a master that is cut off loses its connections within one interval, and must not treat the
 first peer as lost before it has noticed the last loss."""
@@ -161,6 +163,9 @@ MASTER_STAY_SPREAD_NS = 500 * MS
 HOST_WAIT_NS = 10 * SECOND
 """How long pending peers wait for the others of their host at a master that is not the first of their list. It is up to
 twice as long: each has a time of its own, so that they do not go around in step."""
+HOST_TIMEOUT_NS = 600 * SECOND
+"""How long a peer waits to be admitted while some of its host have not registered, at all masters. Processes of one
+host are started together, and one that died is started again within this, or not at all."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS
@@ -191,7 +196,7 @@ MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that is unreachable."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND
 """How long an interrupted or timed-out call waits for the master's decision; then it ends without one."""
-PEER_LOOP_TIMEOUT_NS = 60 * SECOND
+PEER_LOOP_TIMEOUT_NS = 150 * SECOND
 """Added to WITHDRAW_TIMEOUT: if such a call has not ended by then, the thread of the peer hangs."""
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
 """Longest sleep of a user's thread: a signal that arrives just before it sleeps is handled when it wakes."""

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from zpccl import limits
-from zpccl.errors import Result
+from zpccl.errors import HostIncomplete, Result
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Acknowledgement,
@@ -21,10 +21,12 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     TopologyKind,
+    Welcome,
 )
+from zpccl.protocol.peer import State
 
-from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, pids
-from .takeover import TakeOver, hello_of
+from .harness import OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pids
+from .takeover import OLD_RUN, TakeOver, hello_of
 
 GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
@@ -318,3 +320,100 @@ def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> No
     assert [peer.name for peer in bench.machine.registry.pending()] == ["e"]
     come(bench, "e", host_size=3, masters=MASTERS, master_index=1, connection=2)
     assert kicked(bench) == {} and [peer.name for peer in bench.machine.registry.pending()] == ["e"]
+
+
+# --- A host that stays incomplete -----------------------------------------------------------------------------------
+
+
+def missing(bench: MasterBench, name: str) -> list[int]:
+    """What a peer was told of its host, on its latest connection."""
+    return [m.host_missing for m in bench.said[bench.connections[name]] if isinstance(m, Welcome)]
+
+
+def test_who_waits_hears_how_many_of_its_host_are_missing(bench: MasterBench) -> None:
+    come(bench, "e", host_size=3)
+    come(bench, "f", host_size=3)
+    assert (missing(bench, "e"), missing(bench, "f")) == ([2, 1], [1])
+    bench.hello("g", host="three", host_size=3)
+    assert [missing(bench, name)[-1] for name in "efg"] == [0, 0, 0]
+    assert missing(bench, "c") == [1, 0], "it was admitted, and hears of no other host"
+
+
+def test_a_new_master_tells_it_too() -> None:
+    """L1: it has never heard of the one that is gone."""
+    bench = TakeOver()
+    for name in "ab":
+        bench.report(name, "ab", hello=of_host(name))
+    come(bench, "e")
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    assert missing(bench, "e") == [1] and missing(bench, "a") == [0]
+
+
+def waiting(kind: str, **options: Any) -> PeerBench:
+    """A peer of a host of four that waits to be admitted, in a call of its user. The run has the id OLD_RUN."""
+    peer = PeerBench(host="one", host_size=4, **options)
+    if kind == "pending":
+        peer.connecting()
+    else:
+        peer.member("ab")
+        peer.hear(Refused(Refusal.YIELDED, ""))
+        peer.topology(5)
+    return peer
+
+
+@pytest.mark.parametrize("kind", ["pending", "returning"])
+def test_a_peer_whose_host_stays_incomplete_is_told(kind: str) -> None:
+    """L1: of a host of four one has not come. Its connect(), or its update_topology(), would wait without end."""
+    peer = waiting(kind)
+    peer.hear(Welcome(OLD_RUN, 3, host_missing=2))
+    peer.tick(limits.HOST_TIMEOUT_NS // 2)
+    peer.hear(Welcome(OLD_RUN, 3, host_missing=1))
+    deadline_ns = peer.machine.deadline_ns()
+    assert deadline_ns == peer.now_ns + limits.HOST_TIMEOUT_NS // 2
+    assert peer.tick(limits.HOST_TIMEOUT_NS // 2 - 1) == [] and len(peer.open) == 1
+    error = peer.error(peer.tick(1))
+    assert isinstance(error, HostIncomplete) and (error.host, error.missing) == ("one", 1)
+    assert "1 of 4 peers of host one have not come within 600 s" in str(error)
+    assert peer.machine.state is State.CLOSED and not peer.open and peer.machine.deadline_ns() is None
+
+
+@pytest.mark.parametrize("kind", ["pending", "returning"])
+@pytest.mark.parametrize("how", ["whole", "admitted"])
+def test_a_peer_whose_host_is_complete_waits_on(kind: str, how: str) -> None:
+    """The members admit it when they call update_topology(), and be it after hours."""
+    peer = waiting(kind)
+    peer.hear(Welcome(OLD_RUN, 3, host_missing=1))
+    peer.hear(Welcome(OLD_RUN, 3) if how == "whole" else member_list(3 << 32, "abxyz"))
+    peer.tick(10 * limits.HOST_TIMEOUT_NS)
+    assert peer.machine.state is not State.CLOSED
+
+
+def test_the_wait_for_a_host_is_one_over_all_masters() -> None:
+    """L1: half a host is sent from one master to the next, and masters are restarted."""
+    peer = waiting("pending", masters=MASTERS)
+    spent_ns = 0
+    while peer.machine.error is None:
+        peer.hear(Welcome(OLD_RUN, 3, host_missing=1))
+        peer.tick(limits.HOST_WAIT_NS)
+        spent_ns += limits.HOST_WAIT_NS
+        if peer.machine.error is None:
+            peer.hear(Refused(Refusal.NO_QUORUM, "not all peers of host one have come"))
+            peer.tick()
+            peer.up()
+    assert isinstance(peer.machine.error, HostIncomplete)
+    assert spent_ns in (limits.HOST_TIMEOUT_NS, limits.HOST_TIMEOUT_NS + limits.HOST_WAIT_NS)
+
+
+def test_while_no_master_leads_nobody_is_missed() -> None:
+    """L3: the others of the host may have come meanwhile, and find the new master a moment later."""
+    peer = waiting("pending", master_timeout_ns=10 * limits.HOST_TIMEOUT_NS)
+    peer.hear(Welcome(RUN_ID, 3, host_missing=1))
+    peer.down()
+    peer.tick(2 * limits.HOST_TIMEOUT_NS)
+    peer.up()
+    peer.hear(Welcome(RUN_ID, 4, host_missing=1))
+    peer.tick(limits.HOST_WAIT_NS - 1)
+    assert peer.machine.state is State.PENDING
+    peer.tick(1)
+    assert isinstance(peer.machine.error, HostIncomplete)

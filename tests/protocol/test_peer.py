@@ -192,6 +192,16 @@ def test_something_listens_that_is_no_master() -> None:
     assert "does not answer as a master" in str(error)
 
 
+def test_a_master_that_looks_for_members_first_is_waited_for() -> None:
+    """L3: it knows for up to 30 s whether it will lead. Whoever has a master does not wait for one without end."""
+    peer = PeerBench().connecting()
+    assert peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members")) == []
+    assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
+    peer.hear(Welcome(RUN_ID, 0))
+    assert peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members")) == []
+    assert peer.machine.state is State.PENDING and peer.machine.deadline_ns() is None
+
+
 def test_a_connection_that_breaks_before_the_answer() -> None:
     """Hello is said again; the peer does not claim to be known."""
     peer = PeerBench().connecting()

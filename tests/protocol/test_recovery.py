@@ -150,7 +150,7 @@ def test_who_may_be_far_away_is_waited_for_longer(bench: TakeOver) -> None:
 
 
 def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
-    assert bench.hello("n") == []
+    assert [message.refusal for _, message in bench.hello("n")] == [Refusal.NO_QUORUM]
     assert bench.machine.deadline_ns() == bench.now_ns + limits.RECOVERY_GRACE_NS
     told = [message for _, message in bench.tick_at_deadline()]
     assert Welcome(RUN_ID, 0) in told
@@ -184,8 +184,20 @@ def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     """B1: a newcomer, a member without knowing it, answers with its Hello that it promises nothing."""
     bench.connections["n"] = "n1"
     hello = replace(hello_of("n"), is_member=False)
-    assert bench.say("n", hello) == []
+    assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.NO_QUORUM]
     assert [(c, message.refusal) for c, message in bench.report("a", "abn", 6)] == [("n1", Refusal.REPORT)]
+    assert bench.say("n", hello) == []
+
+
+def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> None:
+    """B1: of the adopted list, n began anew at another master. It answers each request with its Hello."""
+    for name in "ab":
+        bench.report(name, "abn", 6)
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    bench.connections["n"] = "n1"
+    hello = replace(hello_of("n"), is_member=False, promised=bench.machine.term - 1, leader=b"another leader..")
+    assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.REPORT]
     assert bench.say("n", hello) == []
 
 

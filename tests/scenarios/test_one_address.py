@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from zpccl.errors import Kicked, TooFewPeers
-from zpccl.protocol.messages import TopologyKind
-from zpccl.protocol.peer import State
+from zpccl import limits
+from zpccl.errors import HostIncomplete, Kicked, TooFewPeers
+from zpccl.protocol.messages import Hello, TopologyKind
+from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
 from .world import Call, Peer, World, check_agreement
@@ -302,6 +305,23 @@ def test_members_that_removed_others_and_these_do_not_meet_at_different_points(r
     assert all(isinstance(call.result, Kicked) for call in calls), calls
 
 
+def test_a_newcomer_waits_while_a_minority_does() -> None:
+    """L3: two of three die with their master. Its next process waits 30 s for them, and a newcomer waits with it."""
+    world, peers = one_master("pqr")
+    world.kill_master("m")
+    for peer in peers[1:]:
+        world.kill_peer(peer)
+    world.start_master("m", 900)
+    world.run(1)
+    newcomer = world.peer("n", ONE)
+    call = newcomer.connect(attempts=1)
+    world.until(lambda: newcomer.state is State.PENDING, what="the run that goes on with the minority")
+    world.until(lambda: world.masters["m"].member_names == "p", what="the loss of the others")
+    world.run(0.5)
+    world.settle([peers[0].topology(), call])
+    assert call.is_ok
+
+
 def come_back(world: World, peers: list[Peer], newcomer: Peer, run_id: bytes) -> None:
     """The members are back, and the run of the newcomer yields."""
     world.join(peers, "m")
@@ -351,3 +371,93 @@ def test_a_call_given_up_in_a_run_that_yields_is_forgotten() -> None:
     ask = n.topology(TopologyKind.PENDING)
     world.run(5)
     assert not ask.has_ended
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_returning_peer_whose_own_run_is_taken_over_after_all(is_registered: bool) -> None:
+    """B1, L2: its run has yielded, but its other members have not heard of that when the master dies.
+
+    They are the first at the next one, which adopts their list with the returning peer in it. That one is no member
+    any more and cannot report: it is not asked again and again, nor told that its token is wrong.
+    """
+    world, peers = one_master("pqr")
+    run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
+    others = [world.peer(name, ONE) for name in "os"]
+    for other in others:
+        other.connect()
+    world.run(0.5)
+    world.admit([n], others)
+    own_run_id = n.machine.run_id
+    world.drop_to_peers.update("os")
+    world.join(peers, "m")
+    world.until(
+        lambda: n.machine.run_id == run_id if is_registered else n.state is State.RETURNING, what="the yielding"
+    )
+    world.kill_master("m")
+    world.cut(peers, "m")
+    world.drop_to_peers.clear()
+    master = world.start_master("m", 900)
+    n.sent.clear()
+    world.until(lambda: master.member_names == "os", what="the take-over")
+    world.run(1)
+    assert n.state is State.RETURNING and n.machine.run_id == own_run_id
+    assert sum(isinstance(message, Hello) for message in n.sent) <= 3
+    world.admit(others, [n])
+    check_all_go_on(world, [n, *others], own_run_id)
+
+
+def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
+    """The peers of a host, each in a group of its own."""
+    peers = [world.peer(name, ONE, group=group) for group, name in enumerate(names)]
+    for peer in peers:
+        peer.machine = PeerMachine(replace(peer.machine.options, host=names, host_size=2))
+    return tuple(peers)
+
+
+def test_a_newcomer_that_was_admitted_in_vain_is_not_refused() -> None:
+    """L3: f was admitted with its host as it registered. It has heard nothing of that when the master dies."""
+    world = World()
+    world.start_master("m", 77)
+    e, f = host_of_two(world, "ef")
+    e.connect()
+    world.run(1.5)
+    world.drop_to_peers.add("f")
+    call = f.connect()
+    world.until(lambda: e.state is State.MEMBER)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.start_master("m", 900)
+    world.until(lambda: f.state is State.PENDING, what="f is registered as the newcomer that it is")
+    world.run(1)
+    assert not call.has_ended and isinstance(e.machine.error, Kicked), "e connects again, with a new process"
+    again = world.peer("g", ONE)
+    again.machine = PeerMachine(replace(again.machine.options, host="ef", host_size=2))
+    calls = [call, again.connect()]
+    world.settle(calls)
+    assert all(each.is_ok for each in calls)
+
+
+def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
+    """L1: e and f begin a run, which yields. f dies as the master does, so no master knows that it ever waited."""
+    world, peers = one_master("pqr")
+    world.cut(peers, "m")
+    world.kill_master("m")
+    world.run(5)
+    world.start_master("m", 500)
+    e, f = host_of_two(world, "ef")
+    for peer in (e, f):
+        peer.connect()
+    world.until(lambda: f.state is State.MEMBER, what="a run of their own")
+    world.join(peers, "m")
+    world.until(lambda: e.state is f.state is State.RETURNING, what="the yielding")
+    world.until(lambda: e.machine.run_id == peers[0].machine.run_id, what="the old run")
+    waiting = e.topology()
+    world.run(1)
+    world.kill_master("m")
+    world.kill_peer(f)
+    world.start_master("m", 600)
+    world.run(5)
+    assert e.state is State.RETURNING and not waiting.has_ended
+    world.settle([waiting], limits.HOST_TIMEOUT_NS / limits.SECOND)
+    assert isinstance(waiting.result, HostIncomplete) and waiting.result.missing == 1
+    check_all_go_on(world, peers, peers[0].machine.run_id)

@@ -416,12 +416,17 @@ class MasterMachine:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
 
     def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
-        """True for a peer of this run that is by now a member of another one, at another master."""
-        return self._is_of_other_run(hello) and known.token in (b"", hello.token)
+        """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
+
+        The latter has not reported and never will: it is bound to another run, or to none since its own has yielded.
+        """
+        waits_anew = not known.has_reported and not hello.is_member
+        is_unbound = waits_anew and (hello.run_id != self.run_id or hello.leader == NO_ID)
+        return (is_unbound or self._is_of_other_run(hello)) and known.token in (b"", hello.token)
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
-        """Removes a peer that has gone over, and takes its Hello like that of any member of another run."""
-        self._lose(peer, "has gone over to another run", now_ns)
+        """Removes a peer that has gone over, and takes its Hello like that of any other such peer."""
+        self._lose(peer, "has gone over to another run, or waits to be admitted anew", now_ns)
         if self.registry.peers.get(peer.peer_id) is peer:  # Its removal waits for the list to be committed.
             return self._refuse_session(event.connection)
         return self._on_message(event, now_ns)
@@ -439,6 +444,8 @@ class MasterMachine:
             return self._refuse_session(connection)
         if known is not None and not known.token:  # Its first message, so it now has time for its report.
             known.token, known.disconnected_ns = hello.token, now_ns
+        if connection in self._asked:
+            return None  # It has answered with its Hello that it promises nothing.
         if len(self._asked) < limits.PEERS_MAX:
             self._asked.add(connection)
         return self._ask_for_report(connection, self._leader.promise)
@@ -490,9 +497,12 @@ class MasterMachine:
         self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason, run_id, epoch=epoch))
 
     def _welcome(self, peer: Peer) -> None:
-        self._outbox.send(peer, Welcome(self.run_id, *self._leader.promise))
+        welcome = Welcome(self.run_id, *self._leader.promise, self.registry.host_missing(peer))
+        self._outbox.send(peer, welcome)
         if peer.is_member:
             self._outbox.send(peer, self.registry.member_list())
+        elif peer.host:
+            self._outbox.broadcast((p for p in self.registry.pending_of(peer.host) if p is not peer), welcome)
         self._outbox.send(peer, Neighbours(self.registry.neighbours_of(peer)))
 
     def _on_linked(self, peer: Peer, message: Linked, now_ns: int) -> None:
@@ -885,6 +895,8 @@ class MasterMachine:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         else:
             self._note_masters(hello)
+            if len(hello.masters) <= 1:  # Else it is turned away in time.
+                self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
 
     def _may_yield_to(self, hello: Hello) -> bool:
         """True for a member of an earlier run, while the run that is led here has decided nothing."""

@@ -198,6 +198,10 @@ class Registry:
         """Pending peers of a host."""
         return [peer for peer in self._pending.values() if peer.host == host]
 
+    def host_missing(self, peer: Peer) -> int:
+        """How many peers of the host of a pending peer have not registered."""
+        return max(0, peer.host_size - len(self.pending_of(peer.host))) if peer.host and not peer.is_member else 0
+
     def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those pending peers whose whole host is among them, and has no members yet; and those without a host."""
         found = list(peers)

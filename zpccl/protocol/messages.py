@@ -318,6 +318,8 @@ class Welcome(_Message, tag="welcome", frozen=True):
     run_id: PeerId
     term: Term
     leader: PeerId = NO_ID
+    host_missing: Annotated[int, Meta(ge=0, le=limits.HOST_PEERS_MAX)] = 0
+    """Of a pending peer: how many of its host have not registered. It hears again as others of its host come."""
 
 
 class Refusal(enum.IntEnum):
@@ -335,7 +337,7 @@ class Refusal(enum.IntEnum):
     """To a new peer: this master leads no run, and knows of none. Another master may lead one."""
     NO_QUORUM = 6
     """To a new peer: members of a run are connected to this master, but no quorum of them. Or not all peers of its host
-    have come, so that it had better look for them at another master."""
+    have come, so that it had better look for them at another master. Who knows no other one is held, and hears more."""
     OTHER_MASTERS = 7
     """The peer has another list of masters than the peers that connected before."""
     YIELDED = 8

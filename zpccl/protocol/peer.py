@@ -8,7 +8,7 @@
     Refused: YIELDED              Hello               Hello           RETURNING, Hello      Hello
     Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3][7]    Hello if led, else next [3]
     Refused: NO_RUN               next master         next master     next master           next master
-    Refused: NO_QUORUM            next master [4]     next master     next master           next master
+    Refused: NO_QUORUM            next master [4][9]  next master     next master           next master
     Refused: FULL, OTHER_MASTERS  CLOSED              CLOSED          CLOSED                CLOSED
     Kick, CloseCalled             CLOSED              CLOSED          CLOSED                CLOSED
     ConnectionUp                  Hello               Hello, links    Hello, links, calls   Hello, links
@@ -17,6 +17,7 @@
     AuthenticationRefused         CLOSED              next master     next master           next master
     ConnectionDown                next master [4]     - [6]           - [6]                 - [6]
     Tick, no master in time       next master [3][4]  CLOSED          CLOSED                CLOSED
+    Tick, host incomplete [8]     -                   CLOSED          -                     CLOSED
 
     NEW becomes CONNECTING by ConnectCalled, or CLOSED by CloseCalled. CLOSED is final: all calls end with its error.
     [1] If it comes from the promised leadership; else it is ignored. [2] If the promise is granted; else Hello.
@@ -24,7 +25,9 @@
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
     [6] The session connects again, and "next master" means the same one if there is only one.
     [7] As YIELDED if this peer has taken part in nothing, and the one master leads another run, or a later list of this
-    one is committed while the peer does not know that of the one by which it was admitted.
+    one is committed while the peer does not know that of the one by which it was admitted. [8] For HOST_TIMEOUT_NS, as
+    the masters that led this peer since have told it; while one leads. [9] With one master: it waits for it, like a
+    member.
 
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
@@ -59,6 +62,7 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.errors import (
     AuthenticationFailed,
+    HostIncomplete,
     InvalidUsage,
     Kicked,
     MasterUnreachable,
@@ -235,6 +239,8 @@ class PeerMachine:
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest handshake with each master.
         self._deadline_ns: int | None = None  # The end of the wait to be registered, or to be led again.
+        self._host_missing = 0  # How many peers of its host have not registered, as the master last said.
+        self._host_deadline_ns: int | None = None  # The end of the wait for them.
         self._links: dict[bytes, _Link] = {}
         self._next_call_id = 0
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
@@ -269,6 +275,7 @@ class PeerMachine:
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
         deadlines = [self._deadline_ns, self._masters.stay_ns, self._masters.switch_ns]
+        deadlines += [self._host_deadline_ns if self._acceptor.is_led else None]
         deadlines += [link.retry_ns for link in self._links.values()]
         deadlines += [next(iter(self._release_ns.values()), None)]  # In the order in which they are due.
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
@@ -278,6 +285,7 @@ class PeerMachine:
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._is_connected or not self._acceptor.is_led
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
+        assert self._host_deadline_ns is None or (self._host_missing and self.state not in (State.MEMBER, State.CLOSED))
         if not self.calls:
             assert not self._release_ns
             return
@@ -592,6 +600,8 @@ class PeerMachine:
         self._deadline_ns = None
         self._masters.on_led()
         self.term = message.term
+        if self.state is not State.MEMBER:
+            self._on_host(message.host_missing)
         if self.state is State.CONNECTING:
             self.state = State.PENDING
             self._send_ready()
@@ -601,6 +611,26 @@ class PeerMachine:
         if is_other_run or is_other_term or self.state is State.RETURNING:
             self._send_standing()  # Before this master led, or had registered this peer, it ignored these messages.
         return None
+
+    def _on_host(self, missing: int) -> None:
+        """The master tells how many of this peer's host have not registered.
+
+        The wait for them is one over all masters: parts of a host may be sent from one to the next. At each master
+        the others have some time to come.
+        """
+        if missing and missing != self._host_missing:
+            self._log(Level.INFO, f"waiting for {missing} of {self.options.host_size} peers of {self.options.host}")
+        self._host_missing = missing
+        due_ns = self._host_deadline_ns
+        if due_ns is None:
+            due_ns = self._now_ns + limits.HOST_TIMEOUT_NS
+        self._host_deadline_ns = max(due_ns, self._now_ns + limits.HOST_WAIT_NS) if missing else None
+
+    def _on_incomplete_host(self) -> None:
+        host, seconds = self.options.host, limits.HOST_TIMEOUT_NS // limits.SECOND
+        count = f"{self._host_missing} of {self.options.host_size}"
+        text = f"{count} peers of host {host} have not come within {seconds} s; start all of them, and connect again"
+        self._close(HostIncomplete(text, host=host, missing=self._host_missing), send_leave=True)
 
     def _register(self, run_id: bytes, leader: Promise) -> None:
         """A run has registered this peer, which is not a member of any run, or not any more."""
@@ -633,6 +663,9 @@ class PeerMachine:
             self._close(self._unreachable(message.reason))
         elif message.refusal is Refusal.NO_RUN:
             self._masters.on_no_run(message.run_id, now_ns)
+        elif message.refusal is Refusal.NO_QUORUM and not has_others:
+            if self.state is State.CONNECTING:  # The master holds the Hello, and answers once it leads.
+                self._deadline_ns = now_ns + self.options.master_timeout_ns
         elif message.refusal is Refusal.NO_QUORUM:
             self._on_try_failed(message.reason, now_ns)
         else:
@@ -702,6 +735,7 @@ class PeerMachine:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
             self._since = message.epoch
             self._is_ready = True
+            self._host_missing, self._host_deadline_ns = 0, None
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")
             if self._connect_call is not None:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
@@ -785,6 +819,8 @@ class PeerMachine:
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
+        if self._acceptor.is_led and self._host_deadline_ns is not None and now_ns >= self._host_deadline_ns:
+            self._on_incomplete_host()
         if self.state in (State.MEMBER, State.RETURNING):
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
@@ -1178,7 +1214,7 @@ class PeerMachine:
             self._connect_call = None
         self._effects.extend(CloseLink(peer_id) for peer_id in self._links)
         self._links.clear()
-        self._deadline_ns = None
+        self._deadline_ns = self._host_deadline_ns = None
         self._masters.clear()
 
     def _take_calls(self) -> Iterable[Call]:
