@@ -59,7 +59,7 @@ def fork_worker(peer: Peer) -> int:
 @pytest.mark.parametrize("local", [False, True])
 def test_a_worker_that_survives_its_trainer_does_not_hide_its_death(local: bool) -> None:
     """L2: it has inherited all connections, and closed them. Heartbeats would be missed too late for this test."""
-    with cluster("--heartbeat-timeout", "3000") as run:
+    with cluster("--heartbeat-timeout", "120") as run:
         members = run.members(3, local_sockets=local)
         worker = members[2].call(fork_worker)
         try:

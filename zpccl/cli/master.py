@@ -88,8 +88,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the daemon; returns its exit status."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if not 1 <= options.heartbeat_timeout <= 3600:
-        parser.error("--heartbeat-timeout must be between 1 and 3600 seconds")
+    heartbeat_min, heartbeat_max = (
+        bound // limits.SECOND for bound in (limits.HEARTBEAT_TIMEOUT_MIN_NS, limits.HEARTBEAT_TIMEOUT_MAX_NS)
+    )
+    if not heartbeat_min <= options.heartbeat_timeout <= heartbeat_max:
+        parser.error(f"--heartbeat-timeout must be between {heartbeat_min} and {heartbeat_max} seconds")
     if not 0 <= options.recovery_grace <= 3600:
         parser.error("--recovery-grace must be between 0 and 3600 seconds")
     if options.straggler_timeout is not None and not 1 <= options.straggler_timeout <= 86400:
