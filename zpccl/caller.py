@@ -8,6 +8,7 @@ import functools
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
@@ -87,13 +88,19 @@ class Caller:
 
     @contextlib.contextmanager
     def _giving_up(self, loop: PeerLoop, calls: Sequence[PendingCall]) -> Iterator[None]:
-        """Ctrl-C in the block, at whatever point, withdraws the calls and waits until their memory is the caller's."""
+        """Whatever interrupts the block withdraws the calls and waits until their memory is the caller's.
+
+        That is Ctrl-C, the exception of any other signal handler, or one of this library, like a lack of memory.
+        """
         try:
             yield
-        except KeyboardInterrupt:
+        except BaseException:
             try:
-                self._give_up(loop, calls, timed_out=False)
-            except KeyboardInterrupt:  # The user is in a hurry.
+                if not all(call.future.done() for call in calls):
+                    self._give_up(loop, calls, timed_out=False)
+            except InternalError:
+                raise
+            except BaseException:  # noqa: BLE001 - The user is in a hurry; the first exception is raised.
                 loop.close()
             raise
 
@@ -118,8 +125,12 @@ def wait(future: Future[Any], timeout: float | None) -> bool:
         left = interval if deadline is None else min(interval, deadline - time.monotonic())
         if left <= 0:
             return False
-        with contextlib.suppress(futures.TimeoutError):
+        try:
             future.exception(left)  # `futures.wait` would make an event for each call.
+        except futures.TimeoutError as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if frame.f_code is not Future.exception.__code__:
+                raise  # It is that of a signal handler, and the same class as the built-in TimeoutError.
     return True
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from zpccl.protocol.messages import StateEntry, SyncSpec, TopologyKind, Topology
 from zpccl.protocol.peer import PeerOptions, State
 from zpccl.shared_state import SharedState
 from zpccl.state.offers import Offer
+from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
 from zpccl.state.transfer import StateTransfer
 from zpccl.topology import Topology
@@ -197,6 +199,7 @@ class Communicator(Collectives):
         if prefetch is not None and not isinstance(prefetch, SharedState):
             raise InvalidArgument(f"prefetch is a {type(prefetch).__name__}, not a SharedState")
         deadline_ns = time.monotonic_ns() + _nanoseconds(prefetch_timeout, "prefetch_timeout")
+        regions = prefetch.regions() if prefetch is not None else {}
         with self._lock:
             self._check_process()
             if self._is_closed:
@@ -212,16 +215,22 @@ class Communicator(Collectives):
             if prefetch is None:
                 loop.start(call, n_attempts)
             else:
-                self._fetch_ahead(loop, call, n_attempts, prefetch, deadline_ns)
+                self._fetch_ahead(loop, call, n_attempts, prefetch, regions, deadline_ns)
             self._answer(loop, call)
 
     def _fetch_ahead(
-        self, loop: PeerLoop, call: PendingCall, n_attempts: int, state: SharedState, deadline_ns: int
+        self,
+        loop: PeerLoop,
+        call: PendingCall,
+        n_attempts: int,
+        state: SharedState,
+        regions: Mapping[str, Region],
+        deadline_ns: int,
     ) -> None:
         """Connects, and fetches what members offer until it is here, or this peer is admitted or cannot be."""
         reporter = ProgressReporter("prefetch", self._on_progress)
         prefetch = loop.offers.make_prefetch(
-            state.regions(), _free_keys(state), state.digest_kind, deadline_ns, reporter.update
+            regions, _free_keys(state), state.digest_kind, deadline_ns, reporter.update
         )
         call.future.add_done_callback(lambda _: prefetch.stop())
         try:
@@ -473,7 +482,7 @@ class Communicator(Collectives):
                 transfer.run()
                 state.revision = self._answer(loop, call)
             reporter.end(transfer.bytes_done)
-        except KeyboardInterrupt:
+        except BaseException:
             if transfer.is_written:  # The interrupt came too late: the others count this peer in.
                 state.revision = call.future.result()
             raise

@@ -16,6 +16,7 @@ from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.state import checkpoint
 from zpccl.state.digests import check_kind
 from zpccl.state.regions import Region, region
+from zpccl.state.workers import despite_interrupts
 from zpccl.types import DigestKind
 
 
@@ -190,7 +191,7 @@ class SharedState:
             loaded.write()
             self._revision = loaded.revision
 
-        checkpoint.despite_interrupts(write)
+        despite_interrupts(write)
         reporter.end(sum(memory.nbytes for memory in regions.values()))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from zpccl.protocol import sources
 from zpccl.protocol.election import elect
 from zpccl.protocol.membership import Peer
-from zpccl.protocol.messages import SyncSpec
+from zpccl.protocol.messages import FetchEntry, SyncSpec
 from zpccl.protocol.sources import Sources, can_all_finish, find_sources
 
 from .harness import entry, sync_spec
@@ -104,3 +106,24 @@ def test_who_can_finish() -> None:
     assert can_all_finish("", "", suppliers)
     assert not can_all_finish("abc", "", suppliers)
     assert not can_all_finish("aef", "b", suppliers), "two that wait for each other"
+
+
+def test_many_peers_with_many_keys_are_compared_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2: 64 peers with 4,000 keys that may differ kept the master busy for more than 5 s."""
+    made: list[str] = []
+
+    def fetch_entry(key: str, digest: bytes) -> FetchEntry:
+        made.append(key)
+        return FetchEntry(key, digest)
+
+    keys = [f"k{number:02}" for number in range(50)]
+    peers = [Peer(bytes([number]), 0, str(number), (), b"", None) for number in range(20)]
+    offers = {
+        peer: sync_spec(int(peer is peers[0]), *(entry(key, f"{key} of {peer.name}", free=True) for key in keys))
+        for peer in peers
+    }
+    election = elect(offers, None, frozenset())
+    monkeypatch.setattr(sources, "FetchEntry", fetch_entry)
+    found = find_sources(peers, election.holders, election.fetch, offers, lambda _, others: list(others))
+    assert all(found.sources[peer] == (peers[0],) and len(found.partial_seeds[peer]) == 18 for peer in peers[1:])
+    assert not made

@@ -93,7 +93,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
     answer = bench.verdict("b", 9)
     assert isinstance(answer, Decision)
     assert (answer.result, "revision 4 is ahead of the run's 3" in answer.reason) == (Result.INVALID_USAGE, True)
-    assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 3)
+    assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 4)  # The refusal has an id of its own.
 
 
 def test_members_in_step_may_skip_revisions() -> None:
@@ -104,7 +104,7 @@ def test_members_in_step_may_skip_revisions() -> None:
     bench.members("c")
     for name, revision in (("a", 8), ("b", 8), ("c", 9)):
         bench.say(name, offer(2, revision))
-    assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 2)
     answer = bench.verdict("c", 2)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_USAGE
@@ -152,12 +152,13 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     sent = bench.say("c", offer(1, 0, w("y")))
-    assert [(c, type(m)) for c, m in sent] == [("b1", Decision), ("a1", Plan), ("c1", Plan)]
+    told = [("a1", Decision), ("c1", Decision)]  # They remember it, for another master.
+    assert [(c, type(m)) for c, m in sent] == [("b1", Decision), *told, ("a1", Plan), ("c1", Plan)]
     answer = bench.verdict("b", 1)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_ARGUMENT
-    bench.fetched("c", 1)
-    assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1)
+    bench.fetched("c", 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
 
 
 def test_nobody_to_elect() -> None:
@@ -383,10 +384,10 @@ def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
     bench.say("c", offer(1, 0, w("y")))
     bench.say("b", offer(2, 1, w("x")))
     assert bench.verdict("b", 2) is None
-    bench.fetched("c", 1)
+    bench.fetched("c", 1, FIRST_ATTEMPT + 1)
     for name in "ac":
         bench.say(name, offer(2, 1, w("x")))
-    assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 1)
+    assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 2)
 
 
 def test_a_second_sync_waits_for_the_first() -> None:

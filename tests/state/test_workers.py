@@ -83,13 +83,13 @@ def test_jobs_that_are_not_begun_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     workers.submit(first)
     assert begun.wait(30)
     workers.submit(lambda: done.append(2))
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "zpccl-state")
-    join = thread.join
+    ((_, ended),) = workers._threads
+    wait = ended.wait
 
-    def join_when_the_rest_is_forgotten() -> None:
+    def wait_when_the_rest_is_forgotten() -> bool:
         closing.set()
-        join()
+        return wait()
 
-    monkeypatch.setattr(thread, "join", join_when_the_rest_is_forgotten)
+    monkeypatch.setattr(ended, "wait", wait_when_the_rest_is_forgotten)
     workers.close()
     assert done == [1]

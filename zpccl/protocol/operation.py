@@ -472,19 +472,24 @@ class Operations:
         reason: str,
         field: str = "",
         values: tuple[str, ...] = (),
+        others: Iterable[Peer] = (),
     ) -> None:
         """Refuses calls that no attempt was planned for, all with the same answer.
 
         If there are several, each answer lists all of them, as a decision of an attempt does: a peer that misses its
-        answer then gets the same one from another master.
+        answer then gets the same one from another master. So it does if there are `others`: peers whose calls go on,
+        and who are told of it, as the answer to no call, to remember it.
         """
+        others = tuple(others)
         order = tuple(peer.peer_id for peer, _ in calls)
         number: tuple[int, tuple[bytes, ...], tuple[int, ...]] = (0, (), ())
-        if len(calls) > 1:
+        if len(calls) > 1 or others:
             number = (self.next_attempt_id(), order, tuple(call_id for _, call_id in calls))
         text = reason[: limits.TEXT_CHARS_MAX]
+        refusal = Decision(0, result, 0, text, field, values, 0, *number)
         for peer, call_id in calls:
-            self._outbox.answer(peer, Decision(call_id, result, 0, text, field, values, 0, *number))
+            self._outbox.answer(peer, replace(refusal, call_id=call_id))
+        self._outbox.broadcast(others, refusal)
 
     def _take_calls(self, key: Key) -> list[tuple[Peer, int]]:
         return [(peer, vote.call_id) for peer, vote in self.take(key).items()]

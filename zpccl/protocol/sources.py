@@ -101,30 +101,50 @@ def can_all_finish(
 
 
 class _FreeKeys:
-    """The keys that allow inequality: peers with the elected contents may have different values of them."""
+    """The keys that allow inequality: peers with the elected contents may have different values of them.
+
+    Pairs of peers are compared, each with many keys: so most comparisons end at the first key, or need none.
+    """
 
     def __init__(self, offers: dict[Peer, SyncSpec]) -> None:
         self._own = {
             peer: {entry.key: entry.digest for entry in offer.entries if entry.allow_content_inequality}
             for peer, offer in offers.items()
         }
+        self._held: dict[Peer, dict[str, bytes]] = {}
+        self._alike: dict[frozenset[tuple[str, bytes]], dict[str, bytes]] = {}
 
     def agreeing(self, peer: Peer, near: Sequence[Peer], fetch: dict[Peer, Entries]) -> tuple[list[Peer], Entries]:
         """Sources with equal values, and what the peer fetches from them: the elected values if a source has these."""
-        entries = {source: self.entries_from(source, peer, fetch) for source in near}
-        wanted = fetch[peer] if fetch[peer] in entries.values() or not near else entries[near[0]]
-        return [source for source in near if entries[source] == wanted], wanted
+        same = [source for source in near if self._has(source, peer, fetch[peer], fetch)]
+        if same or not near:
+            return same, fetch[peer]
+        wanted = self._entries_from(near[0], peer, fetch)
+        return [source for source in near if self._entries_from(source, peer, fetch) == wanted], wanted
 
     def have_same(self, other: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> bool:
         """True if `other` will hold, after its own fetch, exactly what a peer must fetch."""
-        entries = self.entries_from(other, peer, fetch)
-        return entries is fetch[peer] or entries == fetch[peer]
+        return self._held_by(other, fetch) is self._held_by(peer, fetch) or self._has(other, peer, fetch[peer], fetch)
 
-    def entries_from(self, source: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> Entries:
-        """What a peer must fetch, with the values that the source has now or after its own fetch."""
+    def _held_by(self, source: Peer, fetch: dict[Peer, Entries]) -> dict[str, bytes]:
+        """The values that a source has after its own fetch, which is settled. The same object for equal ones."""
+        held = self._held.get(source)
+        if held is None:
+            own = self._own[source]
+            held = own | {entry.key: entry.digest for entry in fetch[source] if entry.key in own}
+            held = self._held[source] = self._alike.setdefault(frozenset(held.items()), held)
+        return held
+
+    def _has(self, source: Peer, peer: Peer, wanted: Entries, fetch: dict[Peer, Entries]) -> bool:
+        """True if a source has, after its own fetch, the values that a peer wants."""
         own = self._own[peer]
         if not own:
-            return fetch[peer]
-        held = self._own[source] | {entry.key: entry.digest for entry in fetch[source] if entry.key in own}
+            return True
+        held = self._held_by(source, fetch)
+        return all(held[entry.key] == entry.digest for entry in wanted if entry.key in own)
+
+    def _entries_from(self, source: Peer, peer: Peer, fetch: dict[Peer, Entries]) -> Entries:
+        """What a peer must fetch, with the values that the source has now or after its own fetch."""
+        own, held = self._own[peer], self._held_by(source, fetch)
         entries = (FetchEntry(entry.key, held[entry.key]) if entry.key in own else entry for entry in fetch[peer])
         return tuple(entry for entry in entries if entry.key not in own or entry.digest != own[entry.key])

@@ -103,19 +103,6 @@ class Loaded:
             self._tensors[name].write(0, contents)
 
 
-def despite_interrupts(action: Callable[[], None]) -> None:
-    """Runs an idempotent action to its end: restarts it after a KeyboardInterrupt, which is raised at the end."""
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            action()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
-
-
 # --- Contents ---------------------------------------------------------------------------------------------------------
 
 

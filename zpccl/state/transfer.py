@@ -44,7 +44,7 @@ from zpccl.state.messages import (
 from zpccl.state.regions import Region
 from zpccl.state.serving import MemoryChanged, Served, Server, TokenBucket
 from zpccl.state.swarm import LIST, Place, Swarm
-from zpccl.state.workers import Workers, worker_count
+from zpccl.state.workers import Workers, despite_interrupts, worker_count
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
@@ -260,16 +260,13 @@ class StateTransfer:
         self._serve_again_ns = self._server.pump(now_ns)
 
     def _write(self) -> None:
-        """Writes the fetched blocks completely, even if Ctrl-C comes meanwhile."""
-        interrupt: KeyboardInterrupt | None = None
-        while not self.is_written:
-            try:
-                self._contents.write()
-                self.is_written = True
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        """Writes the fetched blocks completely, even if a signal comes meanwhile."""
+
+        def write() -> None:
+            self._contents.write()
+            self.is_written = True
+
+        despite_interrupts(write)
 
     # --- Messages ---------------------------------------------------------------------------------------------------
 

@@ -34,14 +34,15 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []  # Each with its end.
 
     def submit(self, job: Job) -> None:
         """Queues a job."""
         self._jobs.put(job)
         if len(self._threads) < self.count:
-            thread = threading.Thread(target=self._work, name="zpccl-state", daemon=True)
-            self._threads.append(thread)
+            ended = threading.Event()
+            thread = threading.Thread(target=self._work, args=(ended,), name="zpccl-state", daemon=True)
+            self._threads.append((thread, ended))
             thread.start()
 
     def finish(self) -> None:
@@ -52,17 +53,20 @@ class Workers:
         for _ in self._threads:
             self._jobs.put(None)
         while self._threads:
-            with contextlib.suppress(RuntimeError):  # Ctrl-C came before its start; if it starts later, it ends.
-                self._threads[-1].join()
+            thread, ended = self._threads[-1]
+            if thread.ident is not None:  # Else Ctrl-C came before its start; if it starts later, it ends.
+                # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
+                ended.wait()
+                thread.join()
             self._threads.pop()
 
     def close(self) -> None:
         """Ends the threads after their current jobs; drops queued jobs.
 
         Raises:
-            KeyboardInterrupt: it came meanwhile; all threads have ended nevertheless.
+            BaseException: Ctrl-C or another signal came meanwhile; all threads have ended nevertheless.
         """
-        interrupt: KeyboardInterrupt | None = None
+        interrupt: BaseException | None = None
         while True:
             try:
                 with contextlib.suppress(queue.Empty):
@@ -70,18 +74,36 @@ class Workers:
                         self._jobs.get_nowait()
                 self.finish()
                 break
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # noqa: BLE001 - raised below
                 interrupt = error
         if interrupt is not None:
             raise interrupt
 
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            job()
-            del job  # Release its memory before waiting.
+    def _work(self, ended: threading.Event) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+                del job  # Release its memory before waiting.
+        finally:
+            ended.set()
+
+
+def despite_interrupts(action: Callable[[], None]) -> None:
+    """Runs an idempotent action to its end: restarts it after an interrupt, which is raised at the end.
+
+    An interrupt is Ctrl-C, or what another signal handler raises. An action that fails itself fails again.
+    """
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            action()
+            break
+        except BaseException as error:
+            if isinstance(error, Exception) and isinstance(interrupt, Exception):
+                raise
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def in_parallel(function: Callable[[_PartT], None], parts: Iterable[_PartT], count: int) -> None:

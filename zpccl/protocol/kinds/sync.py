@@ -114,7 +114,7 @@ class StateSyncs(Kind[Transfer]):
                     f"group {group}: nobody continues from revision {self.last_revision[group]}; the highest revision "
                     f"offered, {election.revision}, is taken",
                 )
-            self._refuse(election.refused, calls)
+            self._refuse(election.refused, calls, election.fetch)
             if election.fetch:
                 transfer = Transfer(
                     attempt_id=self._operations.next_attempt_id(),
@@ -130,14 +130,19 @@ class StateSyncs(Kind[Transfer]):
                 self._operations.run(transfer)
                 self._start(transfer, now_ns, has_waited=False)
 
-    def _refuse(self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int]) -> None:
-        """Refuses the calls of peers that cannot take part."""
+    def _refuse(
+        self, refused: dict[Peer, tuple[Result, str]], calls: dict[Peer, int], others: Collection[Peer]
+    ) -> None:
+        """Refuses the calls of peers that cannot take part. The others hear of it before they get their plan.
+
+        Else a peer that missed its refusal would wait in its call at another master, while the others go on.
+        """
         alike: dict[tuple[Result, str], list[Peer]] = {}
         for peer, why in refused.items():
             alike.setdefault(why, []).append(peer)
         for (result, reason), peers in alike.items():
             self._outbox.log(Level.WARNING, f"refused in the sync: {names(peers)}: {reason}")
-            self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason)
+            self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason, others=others)
 
     def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless a fetcher has no source."""

@@ -1,0 +1,42 @@
+"""Syncs of shared state: members that are refused, and a master that dies."""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.errors import InvalidUsage
+from zpccl.protocol.messages import Decision, MasterMessage
+
+from .world import Peer, World
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["running", "committed"])
+def test_who_was_refused_in_a_sync_hears_so_from_another_master(is_over: bool) -> None:
+    """L3: r is ahead and is refused; the others go on. The master dies before r has heard that.
+
+    r waited in its sync for ever, and the all-reduce of the others was refused, as they seemed to wait for each other.
+    """
+    world = World()
+    world.start_master("m", 77)
+    p, q, r = world.begin_run("pqr", ("m",))
+    world.settle([p.sync(3, "x"), q.sync(3, "x"), r.sync(3, "x")])
+
+    def lose_refusals(to: Peer, message: MasterMessage) -> MasterMessage | None:
+        return None if to is r and isinstance(message, Decision) else message
+
+    world.filter = lose_refusals
+    syncs, refused = [p.sync(4, "x"), q.sync(4, "y")], r.sync(9, "z")
+    world.run(0.3 if is_over else 0.013)
+    assert all(call.has_ended is is_over for call in syncs)
+    world.kill_master("m")
+    world.run(0.5)
+    world.filter = lambda peer, message: message
+    world.start_master("m", 78)
+    world.settle([*syncs, refused])
+    assert all(call.result == 4 for call in syncs)
+    assert isinstance(refused.result, InvalidUsage)
+    reduces = [p.reduce(), q.reduce()]
+    world.run(1)
+    world.kill_peer(r)
+    world.settle(reduces)
+    assert all(call.result == p.bit | q.bit for call in reduces)

@@ -1,0 +1,195 @@
+"""Signal handlers that raise what they like, in calls that wait: as Ctrl-C does, see e2e/test_interrupt.py."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e.local import Run, failure, finish, local_run
+
+import zpccl
+from zpccl.state.contents import Contents
+from zpccl.state.workers import Workers, despite_interrupts
+
+pytestmark = pytest.mark.e2e
+
+
+class Preempted(Exception):
+    """Raised by a handler, as programs do that are to end soon."""
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with local_run(2) as run:
+        yield run
+
+
+@contextmanager
+def raising(error: BaseException, seconds: float = 0.3) -> Iterator[None]:
+    """A handler raises this in the main thread."""
+
+    def handle(number: int, frame: Any) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+ERRORS = [Preempted(), SystemExit(3), TimeoutError("the job ends")]
+
+
+def state_of(array: np.ndarray[Any, Any], revision: int = 0) -> zpccl.SharedState:
+    state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "x")])
+    state.revision = revision
+    return state
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_interrupted_reduce_is_withdrawn(run: Run, error: BaseException) -> None:
+    """S4, L1: its memory is the caller's, and the tag is free."""
+    one, other = run.comms
+    array = np.ones(1000, np.float32)
+    with pytest.raises(type(error)), raising(error):
+        one.all_reduce(array, array, op=zpccl.ReduceOp.SUM, timeout=20)
+    late = run.start(other.all_reduce, np.ones(1000, np.float32), op=zpccl.ReduceOp.SUM, timeout=1)
+    assert failure(late) is not None
+    assert np.array_equal(array, np.ones(1000))
+    assert [result[0] for result in run.all(lambda comm: comm.all_reduce(np.ones(4), op=zpccl.ReduceOp.SUM))] == [2, 2]
+
+
+@pytest.mark.parametrize("error", ERRORS[:1], ids=repr)
+@pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology"])
+def test_an_interrupted_topology_call_is_withdrawn(run: Run, name: str, error: BaseException) -> None:
+    """L1: it is not in the way of the next call."""
+    with pytest.raises(type(error)), raising(error):
+        getattr(run.comms[0], name)()
+    run.all(lambda comm: getattr(comm, name)())
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_interrupted_sync_is_withdrawn(run: Run, error: BaseException) -> None:
+    """L1, S5."""
+    arrays = [np.full(1000, number, np.float32) for number in range(2)]
+    states = [state_of(array, number) for number, array in enumerate(arrays)]
+    with pytest.raises(type(error)), raising(error):
+        run.comms[0].sync_shared_state(states[0])
+    assert (states[0].revision, arrays[0][0]) == (0, 0)
+    for future in [run.start(comm.sync_shared_state, state) for comm, state in zip(run.comms, states, strict=True)]:
+        finish(future)
+    assert (states[0].revision, arrays[0][0]) == (1, 1)
+
+
+def test_a_sync_that_fails_here_does_not_hold_up_the_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: for want of memory, say."""
+
+    def fail(self: Contents, fetch: Any) -> Any:
+        raise MemoryError("no memory for a list")
+
+    monkeypatch.setattr(Contents, "want", fail)
+    states = [state_of(np.full(1000, number, np.float32), number) for number in range(2)]
+    futures = [run.start(comm.sync_shared_state, state) for comm, state in zip(run.comms, states, strict=True)]
+    errors = [failure(future) for future in futures]
+    assert [type(error) for error in errors] == [MemoryError, zpccl.PeerLost]
+    monkeypatch.undo()
+    for future in [run.start(comm.sync_shared_state, state) for comm, state in zip(run.comms, states, strict=True)]:
+        finish(future)
+    assert states[0].revision == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), *ERRORS], ids=repr)
+def test_what_was_fetched_is_written_despite_an_interrupt(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """S5: the state is the old one or the new one, never a mixture, and so is its revision."""
+    arrays = [np.full(5 * 2**20, number, np.uint8) + np.arange(5 * 2**20, dtype=np.uint8) for number in range(2)]
+    states = [state_of(array, number) for number, array in enumerate(arrays)]
+    write, main = Contents.write, threading.main_thread()
+
+    def write_slowly(self: Contents) -> None:
+        if threading.current_thread() is main and states[0].revision == 0:
+            arrays[0][: 2**20] = 7  # A part.
+            time.sleep(0.3)
+        write(self)
+
+    monkeypatch.setattr(Contents, "write", write_slowly)
+    other = run.start(run.comms[1].sync_shared_state, states[1])
+    begun = threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        if not begun.is_set() and arrays[0][0] == 7:
+            begun.set()
+            raise error
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        with pytest.raises(type(error)):
+            run.comms[0].sync_shared_state(states[0])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    finish(other)
+    assert np.array_equal(*arrays)
+    assert states[0].revision == 1
+
+
+def test_a_prefetch_that_cannot_begin_leaves_the_communicator_as_it_was(run: Run) -> None:
+    """It said "connected already" from then on."""
+    array = np.ones(8)
+    state = state_of(array)
+    del array
+    info = state.tensor_infos[0]
+    info.tensor, kept = np.ones(9), info.tensor  # As if it had been resized.
+    comm = zpccl.Communicator(run.master.address, name="joiner")
+    try:
+        with pytest.raises(zpccl.InvalidArgument, match="9"):
+            comm.connect(prefetch=state)
+        info.tensor = kept
+        connected = run.start(comm.connect, prefetch=state)
+        while not connected.done():
+            if any(run.all(lambda member: member.are_peers_pending())):
+                run.all(lambda member: member.update_topology())
+                break
+        finish(connected)
+    finally:
+        comm.close()
+
+
+def test_an_action_that_fails_is_not_repeated_for_ever() -> None:
+    calls: list[Callable[[], None]] = []
+
+    def fail() -> None:
+        calls.append(fail)
+        raise RuntimeError("the device is gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        despite_interrupts(fail)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
+def test_workers_have_ended_despite_an_interrupt(error: BaseException) -> None:
+    """S4."""
+    workers, begun, ended = Workers(1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        time.sleep(1)
+        ended.set()
+
+    workers.submit(work)
+    assert begun.wait(20)
+    with pytest.raises(type(error)), raising(error):
+        workers.close()
+    assert ended.is_set()
