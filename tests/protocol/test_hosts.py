@@ -26,7 +26,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pids
-from .takeover import OLD_RUN, TakeOver, hello_of
+from .takeover import OLD_RUN, TakeOver, hello_of, report_of
 
 GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
@@ -320,6 +320,22 @@ def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> No
     assert [peer.name for peer in bench.machine.registry.pending()] == ["e"]
     come(bench, "e", host_size=3, masters=MASTERS, master_index=1, connection=2)
     assert kicked(bench) == {} and [peer.name for peer in bench.machine.registry.pending()] == ["e"]
+
+
+def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
+    """L1, L3: the former master admitted e and f, and only f has heard of it; it reports when e is pending again."""
+    bench = TakeOver()
+    for name in "abcd":
+        bench.report(name, "abcd", 5, round=1, hello=of_host(name))
+    come(bench, "e", run_id=OLD_RUN)
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    assert [peer.name for peer in bench.machine.registry.pending()] == ["e"]
+    bench.connections["f"] = "f1"
+    report = report_of("f", "abcdef", 6, round=2, hello=of_host("f"))
+    bench.say("f", report.hello)
+    bench.say("f", report)
+    assert bench.names() == "abcdef" and kicked(bench) == {}
 
 
 # --- A host that stays incomplete -----------------------------------------------------------------------------------

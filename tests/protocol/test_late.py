@@ -54,6 +54,21 @@ def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> No
     assert bench.names() == "abcden" and bench.machine.registry.old_members == pids("abcde")
 
 
+def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7, L1: nothing that n says is taken any more, so all would wait for its votes."""
+    is_of = "zpccl.protocol.master.is_peer_id_of"
+    monkeypatch.setattr(is_of, lambda peer_id, identity: not identity or peer_id == pid(identity))
+    bench = Standby()
+    late = ask(bench, "n", members="abcn", epoch=6, round=2, parent=5, old_members=pids("abc"))
+    for name in "abc":
+        bench.report(name, "abc", 5, round=1, parent=4, old_members=pids("ab"))
+    adopt(bench)
+    bench.say("n", replace(late, hello=bench.promising(late.hello)))
+    bench.handle(events.KeysRevoked({"n": "nick"}))
+    bench.see("a", "b", "c")
+    assert bench.names() == "abc"
+
+
 def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
     """L1: c is of the run that would be next, and the leader hears of a higher promise."""
     bench = TakeOver()
@@ -138,10 +153,29 @@ def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one
     term = bench.machine.term
     bench.say("p", bench.promising(hello, Promise(limits.TERM_MAX, b"nobody has this!")))
     assert not bench.machine.is_recovering
-    told = bench.say("p", bench.promising(hello, Promise(term + 7, b"a later one....!")))
+    bench.connections["q"] = "q1"
+    hello = replace(hello_of("q"), is_member=False, **TWO)
+    told = bench.say("q", bench.promising(hello, Promise(term + 7, b"a later one....!")))
     assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b1"}
     candidate = bench.machine.candidate
     assert candidate is not None and candidate.promise.term > term + 7
+
+
+def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
+    """B1: it refuses a report by its Hello, and must not be asked again for that."""
+    bench = Standby()
+    for name in "ab":
+        bench.report(name, "ab")
+    bench.see("a", "b")
+    bench.connections["p"] = "p1"
+    hello = replace(hello_of("p"), is_member=False, **TWO)
+    bench.say("p", hello)
+    bench.connections["p"] = "p2"
+    term = bench.machine.term + 7
+    hello = replace(hello, is_member=True, connection=2, term=term)
+    told = bench.say("p", bench.promising(hello, Promise(term, b"a later one....!")))
+    assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b1"}
+    assert bench.machine.candidate is not None and bench.machine.candidate.promise.term > term
 
 
 def test_no_sync_begins_while_the_list_is_not_committed() -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from zpccl.limits import MS
-from zpccl.protocol.messages import Acknowledgement, MasterMessage, Members, MembersCommitted, PeerMessage, RunReport
+from zpccl.protocol import events
+from zpccl.protocol.messages import (
+    Acknowledgement,
+    Decision,
+    Hello,
+    Kick,
+    MasterMessage,
+    Members,
+    MembersCommitted,
+    PeerMessage,
+    RunReport,
+)
 from zpccl.protocol.peer import PeerMachine, State
 
 from .world import TWO, Connection, Peer, World, two_masters
@@ -289,3 +301,193 @@ def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_
     world.heal()
     world.run(30)
     assert p.state.name == "RETURNING" and p.machine.is_led
+
+
+ONE_OR_TWO = pytest.mark.parametrize("masters", [("m",), TWO])
+
+
+def take_over_slowly(world: World, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The master of a run with a member a dies, and the next one lacks the report of a until the result is called."""
+    send = world.send_to_master
+    held = hold_back(world, monkeypatch, RunReport, {"a"})
+    world.kill_master(masters[0])
+    if len(masters) == 1:
+        world.start_master(masters[0], 3000)
+    machine = world.masters[masters[-1]].machine
+
+    def finish() -> None:
+        monkeypatch.undo()
+        for connection, message in held:
+            send(connection, message)
+        world.until(lambda: not machine.is_recovering, what="it adopts the run")
+
+    return finish
+
+
+def world_with_keys(names: str, masters: tuple[str, ...]) -> tuple[World, list[Peer]]:
+    """A run whose peers have a key each."""
+    world = World()
+    for number, address in enumerate(masters):
+        world.start_master(address, 77 + 1000 * number)
+    return world, world.begin_run(names, masters, {name: f"key of {name}" for name in names})
+
+
+@ONE_OR_TWO
+def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(
+    masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7, L1: c has reported before. Nothing that it says is taken any more, so all would wait for its votes."""
+    world, (a, b, c) = world_with_keys("abc", masters)
+    finish = take_over_slowly(world, masters, monkeypatch)
+    master = world.masters[masters[-1]]
+    world.until(lambda: len(getattr(master.machine.candidate, "reports", ())) == 2, what="b and c report")
+    world.revoke(masters[-1], c)
+    finish()
+    world.run(30)
+    assert master.member_names == "ab"
+    world.settle([a.topology(), b.topology()])
+
+
+@ONE_OR_TWO
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_newcomer_whose_key_is_revoked_while_it_is_held(
+    goes: bool, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7, L1: it would be told the keys of links, and admitted to a group of its own, where it never votes."""
+    world, (a, b) = world_with_keys("ab", masters)
+    world.settle([a.reduce(), b.reduce()])
+    finish = take_over_slowly(world, masters, monkeypatch)
+    master = world.masters[masters[-1]]
+    c = world.peer("c", masters, "key of c", group=1)
+    c.connect()
+    world.until(lambda: bool(getattr(master.machine.candidate, "held", ())), what="c is held")
+    told: list[MasterMessage] = []
+
+    def note(peer: Peer, message: MasterMessage) -> MasterMessage | None:
+        if peer is c:
+            told.append(message)
+        return message if peer is not c or goes else None
+
+    world.filter = note
+    world.revoke(masters[-1], c)
+    finish()
+    world.settle([a.topology(), b.topology()])
+    assert master.member_names == "ab" and not master.machine.registry.pending()
+    world.settle([a.topology(), b.topology()])
+    assert [type(message) for message in told] == [Kick]
+    assert c.state is State.CLOSED or not goes
+
+
+def test_nobody_is_told_to_go_by_a_master_that_has_stepped_down() -> None:
+    """S3: two keys are revoked at a master that most members cannot reach. At the other one both are members still."""
+    world, peers = world_with_keys("abcde", TWO)
+    world.cut(peers[2:], "a")
+    world.run(0.1)
+    master = world.masters["a"]
+    assert master.member_names == "abcde" and len(master.machine.registry.by_connection) == 2
+    world.revoked["a"] = {peer.identity for peer in peers[:2]}
+    master.handle(events.KeysRevoked({peer.identity: peer.name for peer in peers[:2]}))
+    assert master.machine.is_recovering
+    world.run(30)
+    assert [peer.state for peer in peers] == [State.MEMBER] * 5
+    world.settle([peer.topology() for peer in peers])
+
+
+@pytest.mark.parametrize("salt", [1, 500])
+def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: p has promised a later candidate that was never elected. The next one holds n and p, and must not register n
+    and step down for p: n would wait there without end.
+    """
+    world, (a, b, c), p = admit_unaware(Members)
+    world.cut([c, p], "a")
+    world.cut([a, b], "b")
+    world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")
+    world.until(lambda: world.masters["a"].member_names == "ab", 60)
+    world.run(1)
+    world.filter = lambda peer, message: message
+    world.kill_peer(c)
+    world.kill_master("b")
+    world.kill_master("a")
+    world.heal()
+    n = world.peer("n", TWO)
+    send = world.send_to_master
+    late = hold_back(world, monkeypatch, RunReport, {"a"})
+    machine = world.start_master("a", salt).machine
+
+    def is_held(peer: Peer) -> bool:
+        return peer.connection is not None and peer.connection.name in getattr(machine.candidate, "held", ())
+
+    world.until(lambda: is_held(p), 30, what="p is held")
+    n.connect()
+    world.until(lambda: is_held(n), 30, what="n is held")
+    monkeypatch.undo()
+    for connection, message in late:
+        send(connection, message)
+    world.until(lambda: any("taking over" in text for _, text in world.masters["a"].log), what="a adopts the run")
+    assert not any("stepping down" in text for _, text in world.masters["a"].log)
+    world.cut([a, b, p], "a")
+    world.start_master("b", 4000)
+    world.until(lambda: world.masters["b"] in world.leading(), 60, what="b leads")
+    world.heal()
+    world.run(30)
+    leader = world.check_one_leads()
+    assert {n.peer_id, p.peer_id} <= set(leader.machine.registry.peers)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3: n alone knows that it was admitted, and comes while c is waited for. The candidate had asked it, or not."""
+    world = World()
+    world.start_master("m", 77)
+    abc = world.begin_run("abc", ("m",))
+    n = world.peer("n", ("m",))
+    n.connect()
+    world.until(lambda: n.state is State.PENDING)
+    world.run(0.5)
+    world.filter = lambda peer, message: None if peer is not n and isinstance(message, (Members, Decision)) else message
+    calls = [peer.topology() for peer in abc]
+    world.until(lambda: n.state is State.MEMBER, what="n is admitted")
+    world.filter = lambda peer, message: message
+    world.cut(abc[2:] if is_lost else [*abc[2:], n], "m")
+    world.kill_master("m")
+    master = world.start_master("m", 3000)
+    if is_lost:
+        held = hold_back(world, monkeypatch, RunReport, {"n"})
+        world.until(lambda: bool(held), what="n is asked for its report")
+        monkeypatch.undo()
+        world.cut([n], "m")
+    world.until(lambda: not master.machine.is_recovering, what="it adopts the run")
+    world.join([n], "m")
+    world.run(1)
+    world.join(abc[2:], "m")
+    world.settle(calls)
+    assert n.state is State.MEMBER and master.member_names == "abcn"
+    world.settle([peer.reduce() for peer in (*abc, n)])
+
+
+def test_who_was_admitted_elsewhere_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: p is pending at b, which does not notice that all have gone to a. There p is admitted, and comes back."""
+    world = two_masters()
+    abc = world.begin_run("abc", TWO)
+    world.kill_master("a")
+    old = world.masters["b"]
+    world.until(lambda: old in world.leading(), what="b leads")
+    p = world.peer("p", TWO)
+    world.start_master("a", 3000)
+    p.connect()
+    world.until(lambda: p.state is State.PENDING and p.address == "b")
+    world.run(0.3)
+    tell = world.tell_master
+    monkeypatch.setattr(world, "tell_master", lambda c: None if c.machine is old.machine else tell(c))
+    world.cut([*abc, p], "b")
+    world.until(lambda: p.machine.is_led and p.address == "a", what="a leads")
+    world.run(0.3)
+    world.admit(abc, [p])
+    world.join([p], "b")
+    world.cut([p], "a")
+    world.until(lambda: p.connection is not None and p.address == "b", 30, what="p comes back")
+    p.sent.clear()
+    world.run(4)
+    assert sum(isinstance(message, Hello) for message in p.sent) < 10

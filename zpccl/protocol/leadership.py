@@ -28,7 +28,7 @@ MINORITY_WAIT_NS adopts the run from the reports that it has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Hashable, Iterable
+from collections.abc import Collection, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -265,6 +265,7 @@ class Candidate:
         self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
         self.held: dict[Hashable, Held] = {}  # Newcomers and pending peers, by connection.
         self.left: dict[bytes, None] = {}
+        self.revoked: dict[str, str] = {}  # Keys that were revoked since, each with its name.
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
         """A member of an earlier run has sent a Hello."""
@@ -360,6 +361,14 @@ class Candidate:
         self.reports[hello.peer_id] = (event, msgspec.structs.replace(known[1], hello=hello))
         self._greeted[event.connection] = True
         return True
+
+    def revoke(self, names: Mapping[str, str]) -> list[Held]:
+        """Keys were revoked. Whoever has reported counts, and is removed later; others are forgotten, and returned."""
+        self.revoked.update(names)
+        found = [held for held in self.held.values() if held.event.identity in names]
+        for held in found:
+            self.on_connection_closed(held.event.connection)
+        return found
 
     def on_left(self, connection: Hashable) -> None:
         """A peer leaves the run: it will promise no other master."""

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
@@ -404,12 +404,12 @@ class MasterMachine:
     def _is_ahead(self, known: Peer | None, hello: Hello) -> bool:
         """True for a peer of this run that has promised another leadership, which may have begun by now.
 
-        It is a member here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
+        It is known here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
         """
-        is_member = known is not None and known.is_member and known.token in (b"", hello.token)
+        is_known = known is not None and known.token in (b"", hello.token)
         has_promised = self._leader.needs_quorum and not hello.is_member and hello.leader != NO_ID
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
-        is_of_run = hello.run_id == self.run_id and (is_member or has_promised)
+        is_of_run = hello.run_id == self.run_id and (is_known or has_promised)
         return is_of_run and is_credible and not self._has_our_promise(hello)
 
     def _is_of_other_run(self, hello: Hello) -> bool:
@@ -435,9 +435,10 @@ class MasterMachine:
         """True for a peer of the adopted run that another master led last: its report may be new to this one."""
         if self._history is None or hello.run_id != self.run_id:
             return False
-        if known is None:
-            return hello.is_member and hello.promised < self.term
-        return not known.has_reported or (hello.is_member and not self._has_our_promise(hello))
+        has_promised = self._has_our_promise(hello)
+        if known is None:  # It may have promised to report, and its connection broke before it did.
+            return hello.is_member and hello.term < self.term and (has_promised or hello.promised < self.term)
+        return not known.has_reported or (hello.is_member and not has_promised)
 
     def _expect_report(self, connection: Hashable, known: Peer | None, hello: Hello, now_ns: int) -> None:
         if known is not None and known.token not in (b"", hello.token):
@@ -589,12 +590,21 @@ class MasterMachine:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
+        late = [peer_id for peer_id in self._deferred if peer_id not in self.registry.peers]
+        for peer_id in late:
+            if _why_revoked(peer_id, event.names):
+                del self._deferred[peer_id]  # Its report would make it a member.
+        if self.candidate is not None:
+            for held in self.candidate.revoke(event.names):
+                reason = _why_revoked(held.hello.peer_id, event.names)
+                self._outbox.reply(held.event.connection, Kick(Result.MASTER_CONNECTION_FAILED, reason))
+        self._remove_revoked(event.names, now_ns)
+
+    def _remove_revoked(self, names: Mapping[str, str], now_ns: int) -> None:
+        """Removes the peers with these keys; from now on the master takes nothing from them but Leave and such."""
         for peer in list(self.registry.peers.values()):
-            for identity, name in event.names.items():
-                if is_peer_id_of(peer.peer_id, identity):
-                    reason = f"its key, {name}, is no longer allowed"
-                    self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
-                    break
+            if reason := _why_revoked(peer.peer_id, names):
+                self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
 
     def _on_tick(self, now_ns: int) -> None:
         registry = self.registry
@@ -642,8 +652,10 @@ class MasterMachine:
         With several masters, a connected member also acknowledges the list without it, and gets the Kick once that is
         committed.
         """
+        if self.registry.peers.get(peer.peer_id) is not peer:
+            return True  # It is gone, or the master has stepped down.
         if peer.is_member and not self._leader.may_change:
-            self._removals.setdefault(peer.peer_id, lambda then_ns: self._kick_if_here(peer, result, reason, then_ns))
+            self._removals.setdefault(peer.peer_id, lambda then_ns: self._kick(peer, result, reason, then_ns))
             return True
         connection, kick = peer.connection, Kick(result, reason[: limits.TEXT_CHARS_MAX])
         if self._leader.needs_quorum and connection is not None and peer.is_member and peer.has_reported:
@@ -655,10 +667,6 @@ class MasterMachine:
             self._outbox.send(peer, kick)
         self._lose(peer, f"removed: {reason}", now_ns)
         return True
-
-    def _kick_if_here(self, peer: Peer, result: Result, reason: str, now_ns: int) -> None:
-        if self.registry.peers.get(peer.peer_id) is peer:
-            self._kick(peer, result, reason, now_ns)
 
     def _may_lose(self, peer: Peer) -> bool:
         """True if the connected members can continue without `peer`."""
@@ -895,6 +903,7 @@ class MasterMachine:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         else:
             self._note_masters(hello)
+            self._raise_above(candidate, hello)  # Else it would step down for it as soon as it leads.
             if len(hello.masters) <= 1:  # Else it is turned away in time.
                 self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
 
@@ -942,7 +951,8 @@ class MasterMachine:
             for event, _ in candidate.reports.values():
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for held in candidate.held.values():
-            self._on_hello(held.event, None, held.hello, now_ns)
+            self._on_message(held.event, now_ns)  # For one of them it may have stepped down.
+        self._remove_revoked(candidate.revoked, now_ns)
 
     def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
         reports = [report for _, report in candidate.reports.values()]
@@ -953,7 +963,7 @@ class MasterMachine:
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
         self._note_masters(next(report.hello for report in reports if report.hello.run_id == run_id))
         self.counts.takeovers += 1
-        self._admit_absent(history.members, [], now_ns)
+        self._admit_former(history.members, now_ns)
         self.registry.old_members = tuple(sorted(history.adopted.old_members))
         self.registry.epoch = self.term << limits.EPOCH_BITS
         self._outbox.log(
@@ -979,8 +989,10 @@ class MasterMachine:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
         self._relinked.update(self.registry.pending())
 
-    def _admit_absent(self, members: Iterable[Member], others: list[Peer], now_ns: int) -> None:
-        """Admits members of a former list that have not reported yet, along with other peers."""
+    def _admit_former(self, members: Sequence[Member], now_ns: int) -> None:
+        """Admits members of a former list: those that are to report, and those that have registered here as pending."""
+        known = [self.registry.peers.get(member.peer_id) for member in members]
+        pending = [peer for peer in known if peer is not None and not peer.is_member]
         absent = [
             Peer(member.peer_id, member.group, member.name, (), b"", None)
             for member in members
@@ -988,7 +1000,9 @@ class MasterMachine:
         ][: limits.PEERS_MAX - len(self.registry.peers)]
         for peer in absent:
             self.registry.add(peer)
-        self.registry.admit([*absent, *others])
+        self.registry.admit([*absent, *pending])
+        for peer in pending:
+            peer.unlinked_ns = None
         for peer in absent:
             peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
 
@@ -1065,9 +1079,10 @@ class MasterMachine:
             return None
         elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
             peer = self._register(connection, hello, event.host)
-            # The others of its host are to report yet. They are new, too: who was removed since stays so.
-            others = [member for member in report.members if member not in history.members]
-            self._admit_absent(others if hello.host else (), [peer], now_ns)
+            # The others of its host are to report yet, or wait as they have not heard of it. They are new, too: who was
+            # removed since stays so.
+            new = [member for member in report.members if member not in history.members]
+            self._admit_former([m for m in new if hello.host or m.peer_id == hello.peer_id], now_ns)
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
@@ -1103,6 +1118,12 @@ class _Dismissed:
     peer_id: bytes
     kick: Kick | None
     """Sent to it then; None: it never knew that it was a member, and may register again."""
+
+
+def _why_revoked(peer_id: bytes, names: Mapping[str, str]) -> str:
+    """Why a peer is removed, if its key is one of these, each with a name; else empty."""
+    found = (name for identity, name in names.items() if is_peer_id_of(peer_id, identity))
+    return next((f"its key, {name}, is no longer allowed" for name in found), "")
 
 
 def _host_reason(peer: Peer) -> str:
