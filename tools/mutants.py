@@ -24,11 +24,11 @@ commit-on-a-majority: protocol.kinds.collective:Collectives.judge (simulator)
   + 2 * len(attempt.reports) >= len(survivors)
 digests-not-compared: protocol.kinds.collective:Collectives.judge (simulator)
   S1: commits results that differ
-  - len({report.digest for report in attempt.reports.values()}) <= 1
+  - len(_digests_of(attempt.reports)) <= 1
   + attempt.reports
 digests-of-the-lost-not-compared: protocol.kinds.collective:Collectives.judge (unit tests)
   S1: after a take-over, commits a result that differs from that of a lost peer which had finished
-  - len({report.digest for report in attempt.reports.values()}) <= 1
+  - len(_digests_of(attempt.reports)) <= 1
   + len({attempt.reports[peer].digest for peer in survivors}) <= 1
 frames-cut-anew-by-another-master: protocol.kinds.collective:Collectives.restore (unit tests)
   S3: peers that get the plan from the new master cut the tensor differently from the others
@@ -272,8 +272,8 @@ plan-never-made-anew-for-want-of-the-first-holder: protocol.kinds.sync:StateSync
   + winner = transfer.offers.get(transfer.holders[0]) if holders else None
 partial-seeds-with-other-contents: protocol.sources:_FreeKeys.have_same (unit tests)
   L2: peers request contents from peers that will have other ones
-  - return entries is fetch[peer] or entries == fetch[peer]
-  + return len(entries) == len(fetch[peer])
+  - self._has(other, peer, fetch[peer], fetch)
+  + len(fetch[other]) == len(fetch[peer])
 partial-seed-taken-for-a-source: protocol.sources:find_sources (unit tests)
   L2: a peer waits for a partial seed as if it were complete
   - tuple(source for source in same if not found.fetch[source])
@@ -520,10 +520,10 @@ answer-forgotten-one-call-early: protocol.operation:Operations._forget_answers (
   S1: a call whose answer was lost is repeated by one peer alone
   - [call_id for call_id in peer.answers if call_id < oldest_call_id]
   + [call_id for call_id in peer.answers if call_id <= oldest_call_id]
-withdrawal-before-all-are-heard: protocol.operation:Operations._on_withdraw (unit tests)
+withdrawal-before-all-are-heard: protocol.operation:Operations._is_known (unit tests)
   L3: a call is withdrawn that the former master has committed
-  - not self._registry.have_all_reported
-  + not self._registry.order
+  - self._registry.is_committed and have_reported(members)
+  + have_reported(members[:0])
 absent-members-taken-for-heard: protocol.master:MasterMachine._admit_former (unit tests)
   L3: members that are still looking for the new master are removed as if they had died
   - peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
@@ -592,8 +592,8 @@ tag-told-twice: protocol.peer:PeerMachine._free (unit tests)
   + False
 withdrawal-not-repeated: protocol.calls:Call.standing (unit tests)
   L1: a lost withdrawal is not sent again, and the call keeps waiting
-  - self.withdrawn is None
-  + self.withdrawn is None or self.report is None
+  - withdraw is None
+  + withdraw is None or self.report is None
 newest-call-named-as-oldest: protocol.peer:PeerMachine._oldest_call_id (simulator)
   S1: the master forgets answers that the peer has not received
   - return min(self.calls, default=self._next_call_id)
@@ -830,8 +830,8 @@ adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit test
   + has_history = self._history is not None
 peer-gone-over-is-welcomed: protocol.master:MasterMachine._has_gone_over (unit tests)
   S3: a peer that is a member of another run by now is sent the list of the one in which it was registered
-  - return self._is_of_other_run(hello) and known.token in (b"", hello.token)
-  + return False
+  - is_unbound or self._is_of_other_run(hello)
+  + is_unbound
 undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
@@ -964,10 +964,10 @@ digests-of-others-not-compared: protocol.commit:Digests.calls_of (unit tests)
   S1: peers return with different results
   - told.digest != digest
   + told.digest is None
-gives-up-after-its-digest: protocol.peer:PeerMachine._on_withdrawn (unit tests)
+gives-up-after-its-digest: protocol.calls:Call.withdrawal (unit tests)
   S1: the master aborts what another peer has committed
-  - not call.has_told
-  + call.call_id
+  - self.has_told and not self.ahead
+  + self.has_told and not self.call_id
 released-though-it-is-bound: protocol.peer:PeerMachine._release_due (unit tests)
   S1: a call fails here that succeeds for the others, while their master leads this peer
   - call.has_told and self._acceptor.is_led

@@ -22,6 +22,7 @@ from zpccl.types import Algorithm, CollectiveKind
 from .harness import (
     FIRST_ATTEMPT,
     RUN_ID,
+    UPDATE,
     MasterBench,
     PeerBench,
     member_list,
@@ -255,6 +256,33 @@ def test_what_comes_behind_a_loss_in_one_step_is_not_taken_before_what_came_earl
                 bench.call("b", 5, AHEAD + 3)
             bench.finish(name, 5, AHEAD + 3)
     for number in (2, 3, 4, 5):
+        decisions = [bench.verdict(name, number) for name in "ab"]
+        assert [decision and decision.result for decision in decisions] == [Result.SUCCESS] * 2, number
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_calls_that_are_over_are_decided_before_others_join(dies: bool) -> None:
+    """L1: a and b have committed two calls and call update_topology(); b's votes for all of that come at once.
+
+    Else the second call would wait for the vote of the joiner, and all later ones at its tag for the decision on it.
+
+    `dies`: what they wait for is not b's vote, but the loss of c.
+    """
+    bench = Bench("abc" if dies else "ab")
+    bench.register("d")
+    bench.link(*bench.names(), "d")
+    if dies:
+        bench.disconnect("c")
+    for name in "ab":
+        with bench.standing_still():
+            for number in (2, 3):
+                bench.call(name, number, AHEAD + number - 2)
+                bench.finish(name, number, AHEAD + number - 2)
+            bench.vote(name, UPDATE, 4)
+    if dies:
+        bench.tick(bench.options.disconnect_grace_ns)
+    assert bench.names() == "abd"
+    for number in (2, 3, 4):
         decisions = [bench.verdict(name, number) for name in "ab"]
         assert [decision and decision.result for decision in decisions] == [Result.SUCCESS] * 2, number
 

@@ -173,7 +173,7 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 def test_the_bytes_of_a_message() -> None:
     """Golden: who changes the encoding must change PROTOCOL_VERSION."""
     assert m.encode(m.Leave()) == b"zp\x15\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x15\x92\xa8withdraw\x05"
+    assert m.encode(m.Withdraw(5)) == b"zp\x15\x93\xa8withdraw\x05\xc2"
     assert (
         m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
         == b"zp\x15\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"

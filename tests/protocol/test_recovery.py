@@ -447,6 +447,23 @@ def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
     assert bench.verdict("a", 3) is None
 
 
+def test_who_has_heard_a_decision_is_in_no_call() -> None:
+    """L1: a and b report that it runs, then c that it is over. Else c would count as busy, and never be a straggler."""
+    bench = TakeOver(MasterOptions(straggler_timeout_ns=20 * SECOND))
+    running = running_attempt(7, "abc", (3, 4, 5), spec())
+    bench.report("a", "abc", running=(running,))
+    bench.report("b", "abc", running=(running,))
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5),), oldest_call_id=6)
+    bench.begin("a", 6, oldest=6)
+    bench.begin("b", 6, oldest=6)
+    bench.tick_at_deadline()
+    assert [name for name, _, _ in bench.machine.stragglers()] == ["c"]
+    bench.tick(20 * SECOND)
+    assert bench.names() == "ab"
+
+
 def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
     """S1: a has failed, but c may have heard anything; then c is lost, and the attempt aborts."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())

@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, PCCLError, Result, TooFewPeers
+from zpccl.errors import CollectiveMismatch, InvalidUsage, Kicked, OperationTimeout, PCCLError, Result, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import Decision, MasterMessage, Member, Members, Plan, Reducing, RunReport, encode
 from zpccl.protocol.peer import State
+from zpccl.types import CollectiveKind
 
+from .digests import give_up
 from .world import Call, Peer, World, check_agreement, reduce_spec, results_of
 
 
@@ -194,3 +196,39 @@ def test_death_between_two_sends(sends: int, masters: tuple[str, ...]) -> None:
         world.start_master(masters[0], 500)
     world.settle(calls)
     assert [call.result for call in calls] == [7] * 3
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["all come back", "one of another group is late"])
+def test_a_call_that_is_given_up_without_a_master_costs_nobody_its_place(is_late: bool) -> None:
+    """L1, B2: p has its part of a broadcast and gives it up while no master is there.
+
+    The next one hears of that before it hears of the results, and waits for nobody of another group: a commit would
+    put p out of the run.
+    """
+    world = World()
+    world.start_master("m", 77)
+    p, q, *others = world.begin_run("pq", ("m",))
+    for name in "xyz":  # The next master adopts the run without one of five.
+        others.append(world.peer(name, ("m",), group=1))
+        others[-1].connect()
+        world.until(lambda: others[-1].state is State.PENDING)
+        world.admit([p, q, *others[:-1]], others[-1:])
+    p.finishes = q.finishes = False
+    calls = [peer.reduce(replace(reduce_spec(), kind=CollectiveKind.BROADCAST, is_root=peer is p)) for peer in (p, q)]
+    world.until(lambda: bool(p.running and q.running))
+    world.kill_master("m")
+    world.run(0.1)
+    p.finish()
+    q.finish()
+    give_up(p, calls[0])
+    world.run(2.5)
+    assert isinstance(calls[0].result, OperationTimeout)
+    if is_late:
+        world.cut(others[:1], "m")
+    world.start_master("m", 900)
+    world.run(2.5)
+    world.join(others[:1], "m")
+    world.settle(calls)
+    world.run(5)
+    assert [peer.state for peer in (p, q, *others)] == [State.MEMBER] * 5
+    check_agreement(calls)

@@ -10,7 +10,7 @@ from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import PeerMessage
 from zpccl.protocol.peer import State
 
-from .digests import TellingWorld
+from .digests import TellingWorld, give_up
 from .world import Connection, Peer, reduce_spec
 
 TIMEOUT_NS = 2 * SECOND
@@ -99,3 +99,59 @@ def test_calls_that_wait_for_each_other_end_where_others_are_far(
     calls += [b.reduce(reduce_spec(0)), c.reduce(reduce_spec(9))]
     world.settle(calls, 10)
     assert all(isinstance(call.result, InvalidUsage) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("masters", "dies"),
+    [(("m",), False), (("a", "b"), False), (("m",), True)],
+    ids=["a vote is late", "the same with two masters", "the master dies"],
+)
+def test_a_timeout_ends_the_call_of_who_is_bound_to_an_attempt_that_another_gave_up(
+    masters: tuple[str, ...], dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1: c gives up before it has told its digest, and before the master has all votes, and calls nothing again.
+
+    a and b have told theirs, so the master lets them go once it knows that c will not commit the attempt.
+    """
+    world, (a, b, c) = run_of_three(masters)
+    if dies:
+        world.kill_master(masters[0])
+        world.run(0.2)
+    else:
+        slow_down(world, monkeypatch, "b", 40 * MS)
+    calls = [peer.reduce(reduce_spec(0)) for peer in (c, a, b)]
+    world.run(0.0005)
+    give_up(c, calls[0])
+    world.run(0.3)
+    if dies:
+        world.start_master(masters[0], 900)
+    world.run(1.5)
+    assert calls[0].has_ended and not calls[1].has_ended and not calls[2].has_ended
+    give_up(a, calls[1])
+    world.settle(calls[1:2], 2)
+    assert not calls[2].has_ended
+    again = [peer.reduce(reduce_spec(0)) for peer in (c, a)]
+    world.settle([calls[2], *again], 2)
+    assert [call.result for call in (calls[2], *again)] == [7, 7, 7]
+    assert all(peer.state is State.MEMBER for peer in (a, b, c))
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_result_that_differs_counts_though_its_peer_dies_before_it_reports(is_ahead: bool) -> None:
+    """S1: b has told a its digest. One of the two results is wrong, and nobody knows which."""
+    world = TellingWorld()
+    world.start_master("m", 77)
+    a, b = world.begin_run("ab", ("m",))
+    for _ in range(is_ahead):
+        world.settle([a.reduce(), b.reduce()])
+        world.run(0.5)
+    call = a.reduce()
+    b.reduce()
+    world.until(lambda: bool(a.running and b.running))
+    b.running = dict.fromkeys(b.running, 99)
+    assert b.connection is not None
+    world.break_connection(b.connection)
+    world.run(0.006)
+    world.kill_peer(b)
+    world.settle([call])
+    assert not call.is_ok and a.state is State.MEMBER

@@ -132,3 +132,33 @@ def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> No
     assert p.connection is not None
     world.break_connection(p.connection)
     world.settle([again, sums[0]])
+
+
+def test_a_decision_that_comes_again_brings_no_plans_for_fewer_members() -> None:
+    """S1: p and q miss the decision on their all-reduce, and their connections break while they admit j.
+
+    What was planned ahead with that decision was planned for the two of them: they would commit it without j.
+    """
+    world = TellingWorld()
+    world.start_master("m", 77)
+    p, q = world.begin_run("pq", ("m",))
+    joiner = world.peer("j", ("m",))
+    joiner.connect()
+    world.until(lambda: joiner.state is State.PENDING)
+    world.run(0.5)
+    world.settle([p.reduce(), q.reduce()])
+    world.run(0.3)
+    world.drop_to_peers |= {"p", "q"}
+    world.settle([p.reduce(), q.reduce()], 1)
+    updates = [p.topology(UPDATE), q.topology(UPDATE)]
+    world.until(lambda: joiner.state.name == "MEMBER", 1)
+    for peer in (p, q):
+        assert peer.connection is not None
+        world.break_connection(peer.connection)
+    world.run(0.02)
+    world.drop_to_peers.clear()
+    world.settle(updates)
+    world.run(0.1)
+    sums = [peer.reduce() for peer in (p, q, joiner)]
+    world.settle(sums)
+    assert [call.result for call in sums] == [7, 7, 7]

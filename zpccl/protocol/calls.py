@@ -134,10 +134,20 @@ class Call:
         if self.phase is CallPhase.HELD:
             return ()
         messages = self._vote_and_report(oldest_call_id)
-        if self.withdrawn is None or self.has_told:
+        withdraw = self.withdrawal()
+        if withdraw is None:
             return messages
-        withdraw = Withdraw(self.call_id)
-        return (*messages, withdraw) if self.may_succeed else (withdraw, *messages)
+        return (*messages, withdraw) if self.may_succeed or withdraw.is_bound else (withdraw, *messages)
+
+    def withdrawal(self) -> Withdraw | None:
+        """What the master is told of a call that the user gave up.
+
+        Who has told its digest is bound. An attempt that all have a plan for ends by itself. One that was planned ahead
+        does not, if others have given it up before: then the master frees those that are bound to it.
+        """
+        if self.withdrawn is None or (self.has_told and not self.ahead):
+            return None
+        return Withdraw(self.call_id, is_bound=self.has_told)
 
     def _vote_and_report(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         votes = Votes(oldest_call_id, (self.vote,))

@@ -4,7 +4,8 @@ A peer that has its result tells its digest to the other participants, over the 
 any attempt. Who has the digests of all, all equal to its own, commits. So nobody commits before all have their results.
 Who has told its digest is bound: only the master, or the digests of all, end the attempt for it (peer.py).
 
-    - It does not withdraw the call, nor report a failure, nor release the call while a master leads it.
+    - It does not report a failure, nor release the call while a master leads it. If the user gives the call up, it is
+      withdrawn only if another participant will not commit the attempt, since that has given it up first.
     - Who has withdrawn, failed or released first tells no digest.
 
 The master commits if all survivors have their results, and aborts if one of them has failed or has withdrawn. So it
@@ -20,7 +21,7 @@ call of its sender: so the others need not wait for all reports, and the run is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from zpccl import limits
@@ -70,6 +71,11 @@ class Digests:
                 return None
             calls[peer_id] = told.call_id
         return calls
+
+    def other_than(self, attempt_id: int, digest: int, peers: Iterable[bytes]) -> int | None:
+        """Another digest than this one that one of some peers has told in an attempt, or None."""
+        told = (self._of.get(peer_id, {}).get(attempt_id) for peer_id in peers)
+        return next((one.digest for one in told if one is not None and one.digest != digest), None)
 
     def forget(self, attempt_id: int) -> None:
         """An attempt has ended."""

@@ -537,7 +537,7 @@ class MasterMachine:
         """A member has accepted a list, which may commit it."""
         if message.epoch >> limits.EPOCH_BITS != self.term:
             return
-        peer.phase = PeerPhase.FOLLOWING
+        peer.phase, peer.acknowledged = PeerPhase.FOLLOWING, max(peer.acknowledged, message.epoch)
         self._stragglers.on_acknowledged(peer, message.epoch)
         if self._leader.acknowledge(peer.peer_id, message.epoch):
             self._on_members_committed(now_ns)
@@ -740,6 +740,7 @@ class MasterMachine:
         if self.is_recovering:
             return  # It has stepped down.
         self.operations.answer_withdrawals()
+        self._announce_epoch(now_ns)  # They may have to wait until nobody starts what is planned ahead.
         if not self.registry.order:
             # An empty run admits at once, ready or not: nobody has state.
             for peer in self.registry.pending():

@@ -102,6 +102,8 @@ class Peer:
     """Since when a pending peer has lacked links that every ring would need; starts again when a member of its group
     reports one more link to it. None if no link is missing."""
     oldest_call_id: int = 0
+    acknowledged: int = 0
+    """The epoch of the last list of this master that it has accepted."""
     answered_ns: int = 0
     """When the last answer to one of its calls was sent."""
     witnesses: set[bytes] = field(default_factory=set)

@@ -244,12 +244,16 @@ class Report(_Message, tag="report", frozen=True):
     """How many peers took part in a collective that has a result."""
     paths: Annotated[tuple[PathSample, ...], Meta(max_length=limits.PATHS_SAMPLED_MAX)] = ()
     """Of a collective on a large tensor: what the paths to others have carried."""
+    other_digest: int | None = None
+    """What another participant has told of its result, where that differs: it may be lost before it reports."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
     """Withdraws a call whose timeout has expired or which was interrupted."""
 
     call_id: Natural
+    is_bound: bool = False
+    """The sender has told its digest of the attempt that it has started ahead: others may have committed that."""
 
 
 class MeasurementsRequest(_Message, tag="measurements_request", frozen=True):

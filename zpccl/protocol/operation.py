@@ -215,6 +215,8 @@ class Operation:
     """Of voters that have started an attempt ahead of the votes of others."""
     agreed_ns: int | None = None
     """Set while the operation waits for links or joiners: when all votes had come and agreed."""
+    void_epoch: int = 0
+    """The list that voids what is planned ahead, for voters that want to withdraw; 0: none was announced for that."""
 
     @property
     def name(self) -> str:
@@ -268,7 +270,7 @@ class Operations:
         self._exclusive: dict[Peer, Operation] = {}  # A peer's operation that is not a collective.
         self._early: dict[Key, list[tuple[Peer, Vote | Report]]] = {}  # Of calls that follow those in `pending`.
         self._again: list[tuple[Peer, Vote | Report]] = []  # Of calls that may take their place now.
-        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those waiting until all members have reported.
+        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those waiting for members that are still to report.
 
     def of(self, function: str) -> list[Operation]:
         """The pending operations of a function."""
@@ -368,8 +370,11 @@ class Operations:
     def _keep_early(self, key: Key, peer: Peer, message: Vote | Report) -> bool:
         """Keeps a message on the call that follows the one in `pending`, until that is decided."""
         early, call_id = self._early.setdefault(key, []), message.call_id
-        if not any(who is peer and type(m) is type(message) and m.call_id == call_id for who, m in early):
-            early.append((peer, message))
+        for index, (who, known) in enumerate(early):
+            if who is peer and type(known) is type(message) and known.call_id == call_id:
+                early[index] = peer, message  # A report may say more than before.
+                return True
+        early.append((peer, message))
         return True
 
     def _find_early(self, peer: Peer, call_id: int) -> Vote | None:
@@ -378,7 +383,9 @@ class Operations:
 
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
-        if not self._registry.have_all_reported:  # A member that has not may know that the call succeeded.
+        if message.is_bound and call_id not in peer.open_calls:
+            return  # It was answered, or its vote is repeated, and this again after it.
+        if not self._is_known(peer, call_id) or (message.is_bound and self._may_commit(peer, call_id)):
             waiting = self._withdrawals.setdefault(peer.peer_id, {})
             if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # The vote may come after the withdrawal: keep any call id.
                 waiting[call_id] = message
@@ -390,9 +397,34 @@ class Operations:
         elif call_id >= peer.oldest_call_id:  # Its vote was lost, and is not sent again.
             self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
+    def _is_known(self, peer: Peer, call_id: int) -> bool:
+        """False while a member is still to report that may know how a call has ended: one whose vote it needed."""
+        key = peer.open_calls.get(call_id)
+        members = self._registry.order if key is None else self.members_of(key)
+        return self._registry.is_committed and have_reported(members)
+
+    def _may_commit(self, peer: Peer, call_id: int) -> bool:
+        """True if the participants may commit the attempt that a call has started ahead, as far as is known.
+
+        They cannot once one of them has not voted for it, and will not: it has accepted a later list, which voids what
+        is planned ahead, and has voted before if it had started that.
+        """
+        key = peer.open_calls[call_id]
+        operation = self.pending.get(key)
+        vote = operation.votes.get(peer) if operation is not None else None
+        if operation is None or vote is None or vote.call_id != call_id:
+            return True  # It runs, or follows a call that does.
+        if any(other.ahead != vote.ahead for other in operation.votes.values()):
+            return False
+        missing = [member for member in self.members_of(key) if member not in operation.votes]
+        if missing and not operation.void_epoch:
+            self._registry.renew()
+            operation.void_epoch = self._registry.epoch
+        return not any(member.acknowledged >= operation.void_epoch for member in missing)
+
     def answer_withdrawals(self) -> None:
-        """Answers withdrawals that have waited until all members had reported."""
-        if self._withdrawals and self._registry.have_all_reported:
+        """Answers withdrawals that have waited until the members had reported that may know how the calls ended."""
+        if self._withdrawals and self._registry.is_committed:
             withdrawals, self._withdrawals = self._withdrawals, {}
             for peer_id, of_peer in withdrawals.items():
                 peer = self._registry.peers.get(peer_id)
@@ -529,6 +561,7 @@ class Operations:
 
     def evaluate(self, now_ns: int) -> None:
         """Plans or answers operations whose votes suffice. Called after every event."""
+        self._repeat(now_ns)
         self._evaluate(now_ns)
         while self._again:
             self._repeat(now_ns)
@@ -550,6 +583,8 @@ class Operations:
             self._refuse_conflicts()
             for kind in self.kinds:
                 kind.evaluate(now_ns)
+                if self._again:  # Those are calls that were made earlier: first of all, before the members change.
+                    return
 
     def deadline_ns(self) -> int | None:
         """When an operation has waited long enough for links or joiners: tick() and evaluate() end that.
@@ -653,7 +688,7 @@ class Operations:
         whole = replace(brief, order=order, calls=calls)
         for peer, call_id in zip(survivors, calls, strict=True):
             sent = brief if attempt.has_plan_everywhere else whole
-            kept = replace(whole, call_id=call_id)
+            kept = replace(whole, call_id=call_id, ahead=())  # When it is sent again, the members may be others.
             self._outbox.answer(peer, replace(sent, call_id=call_id), kept, may_wait=verdict.is_known)
 
     def _forget_attempt(self, attempt: Attempt) -> None:

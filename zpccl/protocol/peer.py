@@ -959,8 +959,9 @@ class PeerMachine:
         if call.phase is CallPhase.HELD or self.state is State.RETURNING:  # It was never sent to the master.
             del self.calls[call.call_id]
             return self._effects.append(Reject(call.call_id, call.withdrawn))
-        if not call.has_told:  # Else it is bound: another participant may have committed its attempt.
-            self._send(Withdraw(call.call_id))
+        withdraw = call.withdrawal()
+        if withdraw is not None:
+            self._send(withdraw)
         self._release_ns.setdefault(call.call_id, now_ns + limits.WITHDRAW_TIMEOUT_NS)
         if not self._acceptor.is_led and not call.may_succeed:
             self._release(call)
@@ -1083,6 +1084,18 @@ class PeerMachine:
             call = self._call_of_attempt(event.attempt_id)
             if call is not None:
                 self._commit(call)
+                self._tell_difference(call)
+
+    def _tell_difference(self, call: Call) -> None:
+        """Reports that a participant has another result. Nobody commits the attempt then, and that one may be lost."""
+        report, plan = call.report, call.plan
+        if call.phase is not CallPhase.REPORTED or not call.may_succeed or report is None or plan is None:
+            return
+        others = (peer_id for peer_id in plan.order if peer_id != self.options.peer_id)
+        other = self._digests.other_than(plan.attempt_id, report.digest, others)
+        if other is not None and report.other_digest is None:
+            call.report = replace(report, other_digest=other)
+            self._send(call.report)
 
     def _commit(self, call: Call) -> None:
         """Commits the attempt of a call, if all participants are known to have the same result."""
@@ -1116,6 +1129,7 @@ class PeerMachine:
         duration_us = max(0, now_ns - call.begun_ns) // limits.US
         self._report(call, event.attempt_id, event.error, event.fault, event.digest, duration_us, paths=event.paths)
         self._commit(call)
+        self._tell_difference(call)
 
     def _on_fetch_done(self, event: events.FetchDone) -> None:
         call = self._call_of_attempt(event.attempt_id)

@@ -84,7 +84,10 @@ class TakeOver:
             calls = {**{peer.peer_id: call_id for peer, call_id in running.items()}, **calls}
         for peer_id, call_id in calls.items():
             peer = self._registry.peers.get(peer_id)
-            if peer is None or not peer.has_reported or call_id in peer.answers or call_id < peer.oldest_call_id:
+            if peer is None or not peer.has_reported or call_id in peer.answers:
+                continue
+            if call_id < peer.oldest_call_id:
+                peer.open_calls.pop(call_id, None)  # Another peer had reported that it runs.
                 continue
             self._operations.forget(peer, call_id)
             order, its_calls = tuple(calls), tuple(calls.values())

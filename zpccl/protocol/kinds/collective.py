@@ -371,7 +371,7 @@ class Collectives(Kind[Reduction]):
                 return False
             if len(reports) < len(votes):
                 return True
-            if len({report.digest for report in reports.values()}) > 1:
+            if len(_digests_of(reports)) > 1:
                 return False  # So nobody has committed it.
         self._ahead[operation.key] = ahead
         self._operations.take(operation.key)
@@ -460,10 +460,14 @@ class Collectives(Kind[Reduction]):
             if not lost or tells_digests(attempt.spec, len(attempt.calls)):
                 return None  # Who is lost may have committed it with those that have not reported yet.
             return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
-        if len({report.digest for report in attempt.reports.values()}) <= 1:
+        if len(_digests_of(attempt.reports)) <= 1:
             return Verdict(is_known=not lost and tells_digests(attempt.spec, len(attempt.calls)))
         # Reports of lost peers count too: if two results differ, one is wrong, and it may be a survivor's.
-        digests = ", ".join(f"{peer.name}: {report.digest:016x}" for peer, report in attempt.reports.items())
+        digests = ", ".join(
+            f"{peer.name}: {report.digest:016x}"
+            + (f", and hears of {report.other_digest:016x}" if report.other_digest is not None else "")
+            for peer, report in attempt.reports.items()
+        )
         return Verdict(Result.INTERNAL_ERROR, f"results differ: {digests}")
 
     def value_of(self, attempt: Reduction) -> int:
@@ -496,6 +500,12 @@ class Collectives(Kind[Reduction]):
         """Asserts the invariants."""
         assert self._unexplained <= self._aborted.keys() and self._operations.running.keys().isdisjoint(self._aborted)
         assert len(self._aborted) <= limits.ABORTED_ATTEMPTS_KEPT_MAX
+
+
+def _digests_of(reports: dict[Peer, Report]) -> set[int]:
+    """The results of an attempt: those that participants report, and those that others have told them."""
+    told = {report.other_digest for report in reports.values() if report.other_digest is not None}
+    return {report.digest for report in reports.values()} | told
 
 
 def _specs_of(votes: dict[Peer, Vote]) -> dict[Peer, CollectiveSpec]:
