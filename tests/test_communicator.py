@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import inspect
+import itertools
 import os
 import pickle
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -949,7 +953,87 @@ def test_dropping_a_communicator_leaves_the_run(pair: Run) -> None:
     assert loop is not None
     del comm
     until(lambda: pair.comms[0].world_size == 1)
+    loop._thread.join(HANG_SECONDS)
     assert not loop._thread.is_alive()
+
+
+@pytest.mark.parametrize("thread", ["zpccl-links", "zpccl-state", "zpccl-peer"])
+def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str) -> None:
+    """L1: objects that refer to each other are dropped wherever garbage is collected, which then waits for nobody."""
+    loop = loop_of(pair.comms[0])
+    cycle: dict[str, Any] = {"comm": pair.comms.pop(0)}
+    cycle["itself"] = cycle
+    gc.disable()
+    try:
+        del cycle
+        if thread == "zpccl-links":
+            loop._broker._call(gc.collect)
+        elif thread == "zpccl-state":
+            loop._restorer.submit(gc.collect)  # type: ignore[arg-type]  # Nobody wants its result.
+        else:
+            loop.ask_measurements().add_done_callback(lambda _: gc.collect())
+        loop._thread.join(HANG_SECONDS)
+    finally:
+        gc.enable()
+    assert not loop._thread.is_alive() and not loop._broker._thread.is_alive()
+    until(lambda: pair.comms[0].world_size == 1)
+
+
+def interrupted(number: int, functions: Sequence[Callable[..., Any]], call: Callable[[], Any]) -> BaseException | None:
+    """Makes a call, with Ctrl-C before the line of this number among those that run in some functions.
+
+    None comes where a line runs again: it is that of a `with`, at whose end Python looks for no signals.
+    """
+    codes, seen = {function.__code__ for function in functions}, set[tuple[str, int]]()
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in codes:
+            return None
+        if event == "line":
+            line = frame.f_code.co_name, frame.f_lineno
+            if line not in seen and len(seen) == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            seen.add(line)
+        return interrupt
+
+    tracer = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        call()
+    except (KeyboardInterrupt, zpccl.PCCLError) as error:
+        return error
+    finally:
+        sys.settrace(tracer)
+    return None
+
+
+def test_ctrl_c_while_a_call_is_made(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: at whatever line it comes, the call was made and is withdrawn, or was not made."""
+    monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", 0)
+    one, send = pair.comms[0], ones()
+    for number in itertools.count():
+        error = interrupted(number, (PeerLoop.call, PeerLoop._post), lambda: one.all_reduce(send, send, timeout=0))
+        if not isinstance(error, KeyboardInterrupt):
+            break
+    assert isinstance(error, zpccl.OperationTimeout) and number > 10
+    assert still_works(pair)
+
+
+def test_ctrl_c_before_connecting_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: the same communicator may connect again."""
+    monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", 0)
+    error: BaseException | None = KeyboardInterrupt()
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master:
+        for number in itertools.count():
+            with contextlib.closing(zpccl.Communicator(master.address)) as comm:
+                error = interrupted(number, (PeerLoop.start,), comm.connect)
+                if error is None:
+                    break
+                assert isinstance(error, KeyboardInterrupt)
+                comm.connect()
+                assert comm.world_size == 1
+    assert number > 3
 
 
 def test_too_many_in_flight_are_refused(single: zpccl.Communicator, pair: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import HANG_SECONDS, until
+from e2e.harness import HANG_SECONDS, loop_of, until
 
 import zpccl
 from zpccl.errors import Result
+from zpccl.protocol.session import SocketPhase
 
 pytestmark = pytest.mark.e2e
 
@@ -140,8 +143,6 @@ def test_a_daemon_ends_with_the_process() -> None:
 
 
 def test_it_leaks_nothing() -> None:
-    import os
-
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -152,6 +153,24 @@ def test_it_leaks_nothing() -> None:
         with zpccl.MasterNode("127.0.0.1:0"):
             pass
     until(lambda: descriptors() <= before and threading.active_count() <= threads)
+
+
+def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
+    """L3: the worker of a DataLoader in the process of the master; peers notice its end at once, and it may return."""
+    with zpccl.MasterNode("127.0.0.1:0") as first, zpccl.Communicator(first.address) as comm:
+        loop = loop_of(comm)
+        pid = os.fork()
+        while pid == 0:
+            signal.pause()
+        try:
+            first.interrupt()
+            until(lambda: loop._session.phase is not SocketPhase.UP, seconds=5)  # Heartbeats would be missed later.
+            with zpccl.MasterNode(first.address):
+                until(lambda: loop._machine.is_led)
+                assert comm.epoch >= 1
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_who_does_not_vote_is_removed_where_there_is_a_straggler_timeout() -> None:

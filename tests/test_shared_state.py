@@ -357,3 +357,10 @@ def test_tensors_that_share_a_part_of_their_memory_are_refused() -> None:
         zpccl.SharedState(infos)
     tied = [zpccl.TensorInfo.from_numpy(array, name) for name in ("embedding", "head")]
     assert len(zpccl.SharedState(tied).tensor_infos) == 2
+
+
+def test_nothing_is_left_of_a_sync(trio: Run) -> None:
+    """B1: a peer makes thousands of them."""
+    for revision in range(3):
+        sync(trio, [state_of(revision, a=revision) for _ in range(3)])
+    assert all(not comm._loop._attempts and not comm._loop._calls for comm in trio.comms if comm._loop is not None)

@@ -54,14 +54,16 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
-_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_open_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open_loops.clear)  # The runs are the parent's.
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Programs that end without close() leave gracefully too."""
-    for communicator in list(_open_communicators):
-        communicator.close()
+    for loop in list(_open_loops):
+        loop.offers.withdraw()
+        loop.close()
 
 
 class Communicator(Collectives):
@@ -165,7 +167,7 @@ class Communicator(Collectives):
     def __del__(self) -> None:
         loop = getattr(self, "_loop", None)
         if loop is not None and os.getpid() == self._pid:
-            loop.close()
+            loop.close(waits=False)  # Whoever collects garbage may be a thread that the end would wait for.
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class Communicator(Collectives):
                     raise InvalidUsage("connected already")
                 self._loop.close()  # Waits for its end, so that its port is free.
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
-            _open_communicators.add(self)
+            _open_loops.add(loop)
             call = PendingCall()
         with self._giving_up(loop, [call]):
             if prefetch is None:

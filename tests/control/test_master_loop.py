@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
+import zmq
 from e2e.strangers import GREETING, READY, dealer, is_dropped, raw
 from engine_mesh import until
 
@@ -18,6 +20,7 @@ from zpccl import limits
 from zpccl.control.master_loop import MasterLoop
 from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
+from zpccl.protocol.membership import Standing
 from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
 
 WAIT_S = 30
@@ -123,6 +126,46 @@ def test_a_connection_that_was_given_up_is_heard_no_more(
     texts = [record.getMessage() for record in caplog.records]
     assert sum("malformed" in text for text in texts) == 1
     assert sum("does not read" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("is_heard_before", [True, False])
+def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
+    monkeypatch: pytest.MonkeyPatch, is_heard_before: bool
+) -> None:
+    """L1: else the end of that one, which has the same descriptor, would be taken for that of the first again.
+
+    The master had stalled, so that messages of more than one turn wait.
+    """
+    monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 4)
+    first, second = (Hello(name * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",)) for name in (b"p", b"q"))
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+
+    def turn() -> int:
+        loop._run_once(time.monotonic_ns(), None)
+        return len(loop._known)
+
+    try:
+        with dealer(loop.address) as peer:
+            peer.setsockopt(zmq.LINGER, WAIT_S * 1000)
+            peer.send(encode(first))
+            until(lambda: loop._monitor.poll(0) > 0)
+            until(lambda: not is_heard_before or turn() == 1)
+            for _ in range(1000):
+                peer.send(encode(Ready()))
+        until(lambda: loop._monitor.poll(0) > 0)  # It has ended, after everything that it had sent.
+        with dealer(loop.address) as peer:
+            peer.send(encode(second))
+            for _ in range(1000):
+                time.sleep(limits.MS / limits.SECOND)
+                turn()
+            assert list(loop._generation.values()) == [3], "both have had the same descriptor"
+            assert len(loop._known) == 1 and set(loop._routing_id_of.values()) == loop._known
+            (routing_id,) = loop._known
+            assert loop.machine.standing(routing_id) is not Standing.STRANGER
+        until(lambda: turn() == 0)
+        assert not loop._routing_id_of and loop.machine.standing(routing_id) is Standing.STRANGER
+    finally:
+        loop._close()
 
 
 RESET_WHILE_NOBODY_READS = """

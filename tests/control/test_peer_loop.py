@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 import zpccl
 from zpccl import arguments, limits
+from zpccl.control import peer_loop
 from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
 from zpccl.control.peer_loop import PeerLoop
@@ -43,13 +45,13 @@ def loop(router: zmq.Socket[bytes]) -> Iterator[PeerLoop]:
     """Of a peer that connects; its thread is not started, so the test takes its place."""
     address = router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     loop = zpccl.Communicator(f"{address},127.0.0.1:1", listen="127.0.0.1")._make_loop()
+    loop._begin()
     loop.call([PendingCall()], connect_tries=1)
     loop._run_once({loop._wakeup}, NOW_NS)
     loop._waiter.register(loop._wakeup)
     loop._socket.connect(loop._endpoints[0])
     yield loop
-    loop._machine.state = State.NEW
-    loop.close()
+    loop._shut_down()
 
 
 def run_until(loop: PeerLoop, condition: Callable[[], bool]) -> None:
@@ -163,6 +165,20 @@ def test_an_address_that_libzmq_does_not_take(loop: PeerLoop) -> None:
     loop._endpoints = (loop._endpoints[0], "tcp://no address")
     loop._on_session(UseMaster(1), NOW_NS)
     assert loop._session.phase is SocketPhase.PAUSED
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Of what nobody has closed.
+def test_no_thread_is_left_where_descriptors_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a port: who tries again would leave one more each time."""
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(peer_loop, "Waiter", fail)
+    threads = threading.active_count()
+    with pytest.raises(OSError, match="too many"):
+        zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1").connect()
+    assert threading.active_count() == threads
 
 
 def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:

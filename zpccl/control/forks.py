@@ -15,15 +15,24 @@ from typing import TypeVar
 
 
 class Descriptor:
-    """A descriptor of somebody else's, who calls `detach` before it is closed."""
+    """A descriptor of libzmq's, which may close it at any moment: then the number may be that of another file."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self._number, self._inode = number, _inode(number)
 
     def detach(self) -> int:
-        """Returns the descriptor, once; then -1."""
+        """Returns the descriptor, once, while it is the same file; else -1."""
         number, self._number = self._number, -1
-        return number
+        return number if self._inode is not None and _inode(number) == self._inode else -1
+
+
+def _inode(number: int) -> tuple[int, int] | None:
+    """The device and the inode of an open file, which no other has; None if it is closed."""
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 _T = TypeVar("_T", Descriptor, socket.socket)

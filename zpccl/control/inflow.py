@@ -158,6 +158,8 @@ class Inflow:
         """The first message of an open connection has this routing id."""
         connection = self._connections.get(descriptor)
         if connection is not None:
+            if connection.routing_id is not None:  # Of an earlier one with this descriptor, as it turns out.
+                self._by_routing_id.pop(connection.routing_id, None)
             connection.routing_id = routing_id
             self._by_routing_id[routing_id] = connection
             if connection.is_cut:

@@ -7,7 +7,9 @@ being closed meanwhile.
 Loss of a connection. libzmq's socket monitor reports which descriptor was closed, and each message has the descriptor
 that it came from. Descriptors are reused by later connections, so each ACCEPTED event begins a new generation of its
 descriptor. Messages are taken from the socket first, and the monitor is drained after that: by then it has reported
-everything about the senders of these messages. The machine learns of the end of a connection after its last message.
+everything about the senders of these messages. The machine learns of the end of a connection after its last message,
+but where more are read than in one turn: what is left of a closed connection says nothing of who has its descriptor by
+then, so its routing id is kept until the socket is found empty.
 A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
 that libzmq still holds from a connection that was shut down are dropped, since there may be many.
 
@@ -35,6 +37,7 @@ from zmq.utils.monitor import parse_monitor_message
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
 from zpccl.control.dial_back import DialBacks
+from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.outgoing import Outgoing
@@ -123,9 +126,11 @@ class MasterLoop:
         self._is_asked = False
         self._zap: ZapHandler | None = None
         self._watch: HandshakeWatch | None = None
+        self._descriptors: dict[int, Descriptor] = {}  # Of open connections and of the port, which libzmq owns.
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
-        self._known: set[bytes] = set()  # Routing ids of open connections that have sent something.
+        self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
+        self._gone: set[bytes] = set()  # Of closed ones of which libzmq may still hold messages.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
@@ -138,12 +143,10 @@ class MasterLoop:
         self._dial_backs = DialBacks()
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._refusals = RefusalLog(logger)
-        watched = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         try:
             if keys is not None:
                 self._zap = ZapHandler(self._context, keys.allowed, self._refusals)
                 self._watch = HandshakeWatch(self._refusals)
-                watched |= HandshakeWatch.EVENTS
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
@@ -151,12 +154,12 @@ class MasterLoop:
             self._close_pipe()
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
-        self._monitor = self._socket.get_monitor_socket(watched)
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         listening_port = int(endpoint.rpartition(":")[2])
         self.address = format_address(host, listening_port)
         """Where the master listens, "host:port"."""
         self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
+        self._drain_monitor(time.monotonic_ns())  # It names the port, which is closed in children from now on.
         self._show(time.monotonic_ns())
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
@@ -164,6 +167,8 @@ class MasterLoop:
         socket.setsockopt(zmq.IPV6, int(":" in host))
         if self._keys is not None:
             secure(socket, self._keys)
+        watched = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self._monitor = socket.get_monitor_socket(watched | (HandshakeWatch.EVENTS if self._keys is not None else 0))
         socket.bind(f"tcp://{'*' if host == '0.0.0.0' else format_address(host, port).rpartition(':')[0]}:{port}")
         return socket
 
@@ -253,6 +258,8 @@ class MasterLoop:
             self.inflow.look(time.monotonic_ns())  # Draining the rest may take many turns.
         if self._is_drained:
             self.inflow.drained()
+            self._known -= self._gone
+            self._gone.clear()
         batch += map(ConnectionClosed, closed)
         if tick_ns is not None and now_ns >= tick_ns:
             batch.append(Tick())
@@ -351,6 +358,10 @@ class MasterLoop:
         closed_descriptors: list[tuple[int, int]] = []
         while is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            if event["event"] in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
+                self._descriptors[event["value"]] = closed_in_children(Descriptor(event["value"]))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._descriptors.pop(event["value"], None)
             if self._watch is not None:
                 self._watch.take(event["event"], event["value"], now_ns)
             descriptor = event["value"]
@@ -362,6 +373,7 @@ class MasterLoop:
                 self._generation[descriptor] = generation + 1
                 self.inflow.closed(descriptor)
                 closed_descriptors.append((descriptor, generation))
+        closed = []
         for routing_id, descriptor, wire_bytes in self._new_senders:
             if routing_id not in self._known:
                 self._known.add(routing_id)
@@ -371,14 +383,16 @@ class MasterLoop:
                     closed_descriptors.append((descriptor, generation))
                 else:
                     self.inflow.named(descriptor, routing_id)
+                earlier = self._routing_id_of.get((descriptor, generation))
+                if earlier is not None:  # Its connection had closed, and its descriptor was taken, before it was heard.
+                    closed.append(earlier)
                 self._routing_id_of[descriptor, generation] = routing_id
             self.inflow.delivered(routing_id, wire_bytes)
         self._new_senders = []
-        closed = []
         for key in dict.fromkeys(closed_descriptors):
             if key in self._routing_id_of:
                 closed.append(self._routing_id_of.pop(key))
-        self._known.difference_update(closed)
+        self._gone.update(closed)
         return closed
 
     def _perform(self, effects: list[MasterEffect], now_ns: int) -> None:

@@ -82,10 +82,11 @@ class View:
 
 @dataclass(frozen=True)
 class _NewCalls:
-    """Calls of a user, and the event that tells the machine of them."""
+    """Calls of a user, their numbers, and the event that tells the machine of them."""
 
     event: events.PeerEvent
     calls: Sequence[PendingCall]
+    call_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class PeerLoop:
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
-        self._attempts: dict[int, int] = {}  # Call id by attempt id, of reduces that run.
+        self._attempts: dict[int, int] = {}  # Call id by attempt id, of those that run.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
         self._restorer = Workers(1)
@@ -150,14 +151,20 @@ class PeerLoop:
         self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
         self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
         self._measurements: Future[Measurements] | None = None  # For all who wait for them.
-        self._is_closing = self._is_closed = False
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._has_begun = self._is_closing = self._is_closed = False
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
         self._rates = RateMeter(self.engine)
         self._chooses_senders = connection_count == 0
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
-        self._broker = LinkBroker(
+        self._context = zmq.Context()
+        self._waiter = Waiter()
+        self._endpoints = endpoints
+        self._heartbeat_timeout_ns = heartbeat_timeout_ns
+        self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
+        self._socket, self._monitor = self._make_socket()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._broker = LinkBroker(  # Last: its thread and its listeners stay, if there are no descriptors for the rest.
             options.peer_id,
             listener,
             connection_count,
@@ -177,12 +184,6 @@ class PeerLoop:
         self._is_led = True
         self.view = View()
         self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
-        self._context = zmq.Context()
-        self._waiter = Waiter()
-        self._endpoints = endpoints
-        self._heartbeat_timeout_ns = heartbeat_timeout_ns
-        self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
-        self._socket, self._monitor = self._make_socket()
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -226,7 +227,7 @@ class PeerLoop:
             self._socket.connect(self._endpoints[0])
         except zmq.ZMQError as error:
             self._machine.error = InvalidArgument(f"cannot connect to {self._endpoints[0]}: {error.strerror}")
-            self._shut_down()
+            self.close()
             raise self._machine.error from None
         self.call([call], connect_tries)
         self._thread.start()
@@ -238,13 +239,13 @@ class PeerLoop:
         with self._lock:
             call_ids = range(self._next_call_id, self._next_call_id + len(calls))
             self._next_call_id += len(calls)
-            votes = []
-            for call_id, call in zip(call_ids, calls, strict=True):
-                call.call_id = call_id
-                if call.spec is not None:
-                    votes.append(Vote(call_id, self._bounded(call.spec)))
-            event = events.Called(tuple(votes)) if votes else events.ConnectCalled(call_ids[0], connect_tries)
-            self._post(_NewCalls(event, calls))  # Ctrl-C finds all of them made, or none.
+            votes = tuple(
+                Vote(call_id, self._bounded(call.spec))
+                for call_id, call in zip(call_ids, calls, strict=True)
+                if call.spec is not None
+            )
+            event = events.Called(votes) if votes else events.ConnectCalled(call_ids[0], connect_tries)
+            self._post(_NewCalls(event, calls, call_ids))  # Ctrl-C finds all of them made, or none.
             is_closed = self._is_closed
         if is_closed:
             self._refuse(calls)
@@ -260,7 +261,10 @@ class PeerLoop:
         with self._lock:
             self._post(_GivenUp(call, timed_out))
             is_closed = self._is_closed
-        if is_closed:
+        if self._begin():  # connect() was interrupted before the thread was there.
+            self._machine.error = InvalidUsage("the call was interrupted")
+            self._shut_down()
+        elif is_closed:
             self._refuse([call])
 
     def ask_measurements(self) -> Future[Measurements]:
@@ -276,13 +280,21 @@ class PeerLoop:
         """The ends of each open link, by peer id."""
         return self._link_ends.copy()
 
-    def close(self) -> None:
-        """Leaves the run and waits for the end of the thread."""
-        if self._thread.ident is None:
+    def close(self, *, waits: bool = True) -> None:
+        """Leaves the run. `waits`: until the thread has ended."""
+        if self._begin():
             return self._shut_down()
         self._post(events.CloseCalled())
-        if self._thread is not threading.current_thread():  # Where garbage is collected, a communicator is dropped.
-            self._thread.join()
+        if waits:
+            with contextlib.suppress(RuntimeError):  # The thread itself calls, or was never started.
+                self._thread.join()
+        return None
+
+    def _begin(self) -> bool:
+        """True for the first who calls it: the thread, or who ends everything before that has begun."""
+        with self._lock:
+            has_begun, self._has_begun = self._has_begun, True
+        return not has_begun
 
     @property
     def error(self) -> PCCLError | None:
@@ -319,6 +331,8 @@ class PeerLoop:
     # --- In the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if not self._begin():
+            return
         try:
             for descriptor in (self._wakeup, self.engine.fileno()):
                 self._waiter.register(descriptor)
@@ -357,7 +371,9 @@ class PeerLoop:
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):
-            self._calls.update((call.call_id, call) for call in item.calls if call.call_id is not None)
+            for call_id, call in zip(item.call_ids, item.calls, strict=True):
+                call.call_id = call_id
+                self._calls[call_id] = call
             self._handle(item.event, now_ns)
         elif isinstance(item, _GivenUp):
             call = item.call
@@ -593,6 +609,7 @@ class PeerLoop:
         transfer.start(attempt_id, plan.sources, plan.partial_seeds, fetch, begin, self.engine)
 
     def _end_sync(self, effect: effects.EndSync) -> None:
+        self._attempts.pop(effect.attempt_id, None)
         self.engine.close_channel(effect.attempt_id)
         transfer = self._calls[effect.call_id].transfer
         assert transfer is not None
