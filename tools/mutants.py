@@ -502,6 +502,34 @@ link-key-depends-on-the-asker: protocol.membership:Registry._link_key (unit test
   S7: the two ends of a link have different keys and refuse each other
   - pair = b"".join(sorted((one.peer_id, other.peer_id)))
   + pair = b"".join((one.peer_id, other.peer_id))
+joiners-before-calls-that-are-over: protocol.operation:Operations._evaluate (unit tests)
+  L1: a joiner is admitted between calls that are over, and the later ones wait for its vote
+  - self._again
+  + not self.kinds
+decision-again-with-plans-ahead: protocol.operation:Operations.end (unit tests)
+  S1: a decision that is sent again brings plans for fewer members than there are by now
+  - replace(whole, call_id=call_id, ahead=())
+  + replace(whole, call_id=call_id)
+call-that-is-over-stays-open: protocol.takeover:TakeOver._settle (unit tests)
+  L1: after a take-over a peer counts as busy in a call that it knows to be over, and is never a straggler
+  - peer.open_calls.pop(call_id, None)
+  + pass
+bound-call-let-go-at-once: protocol.operation:Operations._may_commit (unit tests)
+  S1: a call is let go that was told, while a member has started the same attempt and its vote is on the way
+  - not any(member.acknowledged >= operation.void_epoch for member in missing)
+  + not missing
+bound-call-never-let-go: protocol.operation:Operations._may_commit (unit tests)
+  L1: the timeout of a call ends nothing, once it was told and another peer had given the attempt up
+  - not any(member.acknowledged >= operation.void_epoch for member in missing)
+  + True
+digest-that-was-heard-not-compared: protocol.kinds.collective:_digests_of (unit tests)
+  S1: a survivor keeps its result though the peer that died before its report had told another digest
+  - {report.digest for report in reports.values()} | told
+  + {report.digest for report in reports.values()}
+refusal-in-a-sync-told-to-nobody-else: protocol.operation:Operations.refuse_calls (unit tests)
+  L1: a master that dies has refused one member of a sync, the others go on; at the next one it waits for ever
+  - self._outbox.broadcast(others, refusal)
+  + pass
 refusal-named-to-nobody: protocol.operation:Operations.refuse_calls (unit tests)
   L1: a master that dies between two sends has refused one caller; the other one waits for ever
   - len(calls) > 1

@@ -561,11 +561,11 @@ class Operations:
 
     def evaluate(self, now_ns: int) -> None:
         """Plans or answers operations whose votes suffice. Called after every event."""
-        self._repeat(now_ns)
-        self._evaluate(now_ns)
-        while self._again:
+        while True:
             self._repeat(now_ns)
             self._evaluate(now_ns)
+            if not self._again:
+                return
 
     def _repeat(self, now_ns: int) -> None:
         """Handles messages that were kept for a later operation, now that the earlier one is not in their way."""
