@@ -16,7 +16,17 @@ from zpccl.errors import Kicked, PeerLost, Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.kinds.collective import Reduction
-from zpccl.protocol.messages import Decision, NeighboursChanged, Plan, Report, Vote, Votes, Welcome
+from zpccl.protocol.messages import (
+    Acknowledgement,
+    Decision,
+    NeighboursChanged,
+    Plan,
+    Report,
+    Vote,
+    Votes,
+    Welcome,
+    Withdraw,
+)
 from zpccl.types import Algorithm, CollectiveKind
 
 from .harness import (
@@ -103,6 +113,32 @@ def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
     bench.call("a")
     assert bench.finish("a", 2, AHEAD, ok=False, fault=pid("b")) == []
     assert bench.call("b") == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_who_is_bound_is_let_go_once_nobody_else_can_begin_the_attempt(has_begun: bool) -> None:
+    """S1, L1: c may have begun what a and b have told their digests of, and its vote is on the way.
+
+    If not, it never will once it has accepted a later list, which voids what is planned ahead.
+    """
+    bench = Bench("abc")
+    for name in "ab":
+        bench.call(name)
+        bench.finish(name, 2, AHEAD)
+    epoch = bench.machine.registry.epoch
+    told = [message for _, message in bench.say("a", Withdraw(2, is_bound=True))]
+    assert bench.machine.registry.epoch == epoch + 1 and not any(isinstance(message, Decision) for message in told)
+    assert bench.say("b", Withdraw(2, is_bound=True)) == []
+    if has_begun:
+        bench.call("c")
+    accepted = bench.say("c", Acknowledgement(epoch + 1))
+    if has_begun:
+        assert accepted == []
+        bench.finish("c", 2, AHEAD)
+        assert bench.verdict("a", 2) == Decision(2, 0, 3, attempt_id=AHEAD)
+    else:
+        assert [c for c, _ in accepted] == ["a1", "b1"]
+        assert {message.result for _, message in accepted} == {Result.RANK_CONNECTION_LOST}
 
 
 def test_a_failure_after_all_have_voted_fails_the_call() -> None:
