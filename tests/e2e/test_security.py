@@ -267,7 +267,7 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(
         dealer_with(master.address, partners.options("bob")) as bob,
     ):
         bob.send(hello(1))
-        assert isinstance(receive(bob), Welcome)
+        until(lambda: isinstance(receive(bob), Welcome), "the end of the recovery")
         partners.allow("alice")
         master.reload()
         until(lambda: isinstance(receive(bob), Kick), "the news of the removal")
