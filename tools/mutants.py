@@ -380,6 +380,10 @@ later-promise-registered: protocol.master:MasterMachine._is_ahead (unit tests)
   S3: registers a pending peer that has promised a later leadership
   - is_known or has_promised
   + is_known
+joiner-makes-the-one-master-step-down: protocol.master:MasterMachine._is_ahead (unit tests)
+  S6: a joiner that says that it has promised more stops the run, again and again
+  - known.is_member or needs_quorum
+  + True
 void-list-announced-again: protocol.stragglers:Stragglers._end_deadlocks (unit tests)
   L1: calls that wait for each other never end where those that are waited for are near the master
   - key in self._awaited
@@ -400,6 +404,10 @@ revoked-newcomer-held: protocol.leadership:Candidate.revoke (unit tests)
   S7: a newcomer whose key was revoked while it was held is admitted
   - self.on_connection_closed(held.event.connection)
   + pass
+revocation-kept-for-later: protocol.leadership:Candidate.revoked (unit tests)
+  L3: a master that takes a run over removes a member whose key was revoked once and is allowed again
+  - peer_id in self.reports
+  + True
 late-report-of-a-revoked-key: protocol.master:MasterMachine._on_keys_revoked (unit tests)
   S7: a newcomer whose key was revoked before its late report counted is admitted
   - del self._deferred[peer_id]
@@ -458,8 +466,12 @@ returning-peer-does-not-acknowledge: protocol.peer:PeerMachine._on_members (unit
   + self.state is State.RETURNING or self._send(Acknowledgement(message.epoch))
 others-of-a-late-host-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
   L3: members that the former master had just admitted are removed, since the others of their host report after them
-  - hello.host or m.peer_id == hello.peer_id
-  + m.peer_id == hello.peer_id
+  - hello.host and member not in history.members
+  + False
+late-member-not-back: protocol.master:MasterMachine._accept_report (unit tests)
+  L3: a late member that knows a later list is registered as a newcomer, and refused with its next call
+  - new.add(hello.peer_id)
+  + pass
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
   - self._send_ready()
@@ -850,8 +862,12 @@ refusal-is-final-of-any-list: protocol.master:MasterMachine._refuse_session (uni
   + is_final = not self.is_recovering
 refusal-is-final-whatever-is-known: protocol.peer:PeerMachine._is_final (unit tests)
   S3: a former master removes a member
-  - return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
-  + return self.state is State.MEMBER and message.run_id == self.run_id
+  - is_removed
+  + True
+refusal-by-its-own-list-is-not-final: protocol.peer:PeerMachine._is_final (unit tests)
+  L1: who has accepted the list without it and missed the Kick looks for its master until the timeout
+  - message.epoch == self.epoch and not is_listed
+  + False
 adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit tests)
   L3: members are refused because a master took over the run of a newcomer that is alone
   - has_history = self._history is not None and self._history.has_decided

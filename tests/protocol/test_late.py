@@ -178,6 +178,17 @@ def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
     assert bench.machine.candidate is not None and bench.machine.candidate.promise.term > term
 
 
+@pytest.mark.parametrize("is_member", [False, True])
+def test_a_joiner_does_not_make_the_one_master_step_down(is_member: bool) -> None:
+    """S6: whatever it says of its promise. With one address no list counts it before it is a member."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.hello("n")
+    hello = replace(hello_of("n", bench.machine.run_id), is_member=is_member)
+    bench.say("n", bench.promising(hello, Promise(bench.machine.term + 1, b"whatever it says")))
+    assert not bench.machine.is_recovering
+
+
 def test_no_sync_begins_while_the_list_is_not_committed() -> None:
     """Rule "decide": c waits for a link to a holder; d is lost, and the list without it is only proposed."""
     bench = Standby()

@@ -7,10 +7,14 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from zpccl.protocol.leadership import Acceptor, Leader, MemberList, Promise, descend, is_quorum
+from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.leadership import Acceptor, Candidate, Leader, MemberList, Promise, descend, is_quorum
 
 from .harness import pid, pids
+from .standby import TWO
+from .takeover import hello_of, report_of
 
 TERM = 1 << 32
 """The first epoch of term 1."""
@@ -255,3 +259,21 @@ def test_no_other_master_has_a_quorum_beside(first: set[str], steps: list[tuple[
     older = {peer_id for peer_id, its_list in known.items() if committed < its_list}
     lists = {known[p] for p in older}
     assert not any(is_quorum({p for p in older if known[p] >= its_list}, its_list) for its_list in lists)
+
+
+# --- Revoked keys -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["reports", "closed", "reports again"])
+def test_a_revoked_key_counts_for_the_report_before_it_alone(how: str) -> None:
+    """L3: a standby waits for days. A key that was revoked meanwhile may be allowed again when it leads."""
+    candidate = Candidate(0, 1, 1, Promise(1, b"l" * 16), b"the own run.....")
+    report = report_of("a", hello=replace(hello_of("a"), **TWO))
+    event = PeerMessageReceived("a1", report, identity="key of a")
+    candidate.add(event, report, 0)
+    candidate.revoke({"key of a": "a", "key of b": "b"})
+    if how == "closed":
+        candidate.on_connection_closed("a1")
+    elif how == "reports again":
+        candidate.add(event, report, 0)
+    assert candidate.revoked == ({"key of a": "a"} if how == "reports" else {})

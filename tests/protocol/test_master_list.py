@@ -10,7 +10,7 @@ from zpccl.protocol.master_list import CommonList
 from zpccl.protocol.messages import Refusal, Refused, Welcome
 
 from .harness import MasterBench
-from .takeover import hello_of
+from .takeover import TakeOver, hello_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,31 @@ def test_the_list_of_peers_that_have_gone_is_forgotten() -> None:
     bench.tick(limits.RUN_MEMORY_NS + 1)
     told = bench.hello("y", masters=("m:1", "n:2"))
     assert any(isinstance(message, Welcome) for _, message in told)
+
+
+def test_the_list_of_members_counts_before_that_of_newcomers() -> None:
+    """L2: x comes first to a master that recovers, and has a wrong list. y was refused for good, by a false reason."""
+    bench = TakeOver()
+    bench.hello("x", masters=("m:1", "n:2"))
+    bench.hello("y")
+    for name in "ab":
+        bench.report(name, "ab")
+    bench.hello("z")
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert not bench.machine.is_recovering and bench.pending() == "yz"
+    refused = [message.refusal for message in bench.said["x1"] if isinstance(message, Refused)]
+    assert refused in ([Refusal.OTHER_MASTERS], [Refusal.NO_QUORUM]), "NO_QUORUM: it is to try another master"
+    for name in "yz":
+        told = bench.said[f"{name}1"]
+        assert Refusal.OTHER_MASTERS not in [m.refusal for m in told if isinstance(m, Refused)]
+
+
+def test_of_newcomers_alone_the_first_one_names_the_list() -> None:
+    """S3: x has not asked its other master yet, so it must not take part in the run that y would begin."""
+    bench = TakeOver()
+    bench.hello("x", masters=("m:1", "n:2"))
+    bench.hello("y")
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    refused = [[m.refusal for m in bench.said[to] if isinstance(m, Refused)] for to in ("x1", "y1")]
+    assert refused == [[Refusal.NO_RUN], [Refusal.NO_QUORUM, Refusal.OTHER_MASTERS]]
+    assert bench.machine.is_recovering and not bench.machine.registry.peers

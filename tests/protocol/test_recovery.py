@@ -201,6 +201,29 @@ def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> No
     assert bench.say("n", hello) == []
 
 
+def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver) -> None:
+    """S6, L3: the one master asks all again only for a member. It could be kept from leading without end."""
+    for name in "ab":
+        bench.report(name, "ab", waits=False)
+    candidate = bench.machine.candidate
+    assert candidate is not None
+    term = candidate.promise.term
+    bench.connections["n"] = "n1"
+    hello = replace(hello_of("n", b"some other run.."), is_member=False, promised=term + 5, leader=b"another leader..")
+    bench.say("n", hello)
+    assert candidate.promise.term == term and len(candidate.reports) == 2
+
+
+def test_a_late_member_that_knows_a_later_list_is_back(bench: TakeOver) -> None:
+    """L3: c was lost as it came late. It alone knows the round that admitted n, which the others have not ended yet."""
+    for name in "ab":
+        bench.report(name, "abc", round=1)
+    while bench.names() != "ab":
+        bench.tick_at_deadline()
+    bench.report("c", "abcn", 6, round=2, waits=False)
+    assert bench.names() == "abc" and not bench.machine.registry.pending()
+
+
 def test_who_is_pending_and_says_that_it_is_a_member_is_asked_for_a_report(bench: TakeOver) -> None:
     """S1: another master has admitted it meanwhile, and what it knows of that run must not be lost."""
     for name in "ab":

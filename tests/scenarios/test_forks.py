@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from zpccl.errors import Kicked
 from zpccl.limits import MS
 from zpccl.protocol import events
 from zpccl.protocol.messages import (
@@ -20,10 +21,12 @@ from zpccl.protocol.messages import (
     MembersCommitted,
     PeerMessage,
     RunReport,
+    Vote,
+    Votes,
 )
 from zpccl.protocol.peer import PeerMachine, State
 
-from .world import TWO, Connection, Peer, World, two_masters
+from .world import TWO, Connection, Peer, World, reduce_spec, two_masters
 
 
 def hold_back(
@@ -376,6 +379,40 @@ def test_a_newcomer_whose_key_is_revoked_while_it_is_held(
     world.settle([a.topology(), b.topology()])
     assert [type(message) for message in told] == [Kick]
     assert c.state is State.CLOSED or not goes
+
+
+def test_a_key_that_is_allowed_again_is_not_remembered() -> None:
+    """L3: the key of c leaves the allow lists and comes back, and its host joins again. Then b takes the run over."""
+    world, (a, b, c) = world_with_keys("abc", TWO)
+    for address in TWO:
+        world.revoke(address, c)
+    world.until(lambda: world.masters["a"].member_names == "ab", what="the removal of c")
+    world.revoked.clear()
+    d = world.peer("d", TWO, "key of c")
+    d.connect()
+    world.until(lambda: d.state is State.PENDING)
+    world.run(1)
+    world.admit([a, b], [d])
+    world.kill_master("a")
+    calls = [peer.reduce() for peer in (a, b, d)]
+    world.settle(calls)
+    assert all(call.is_ok for call in calls), calls
+
+
+def test_who_has_accepted_the_list_without_it_and_missed_the_kick_is_told() -> None:
+    """L1: its connection breaks before the Kick. The list that it is refused with is the one that it has accepted."""
+    world, (a, b, c) = world_with_keys("abc", TWO)
+    world.filter = lambda peer, message: None if isinstance(message, Kick) else message
+    call_id = c.reduce().call_id  # Used for two calls, for which it is removed.
+    assert c.connection is not None
+    world.run(0.1)
+    world.send_to_master(c.connection, Votes(call_id, (Vote(call_id, reduce_spec(1)),)))
+    world.until(lambda: len(c.machine.members) == 2)
+    assert c.state is State.MEMBER
+    world.break_connection(c.connection)
+    world.filter = lambda peer, message: message
+    world.until(lambda: isinstance(c.machine.error, Kicked), 10, what="c hears of its removal")
+    world.settle([a.topology(), b.topology()])
 
 
 def test_nobody_is_told_to_go_by_a_master_that_has_stepped_down() -> None:

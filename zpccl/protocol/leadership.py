@@ -265,7 +265,7 @@ class Candidate:
         self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
         self.held: dict[Hashable, Held] = {}  # Newcomers and pending peers, by connection.
         self.left: dict[bytes, None] = {}
-        self.revoked: dict[str, str] = {}  # Keys that were revoked since, each with its name.
+        self._revoked: dict[bytes, tuple[str, str]] = {}  # By peer that had reported: its key, and the name of that.
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
         """A member of an earlier run has sent a Hello."""
@@ -343,6 +343,7 @@ class Candidate:
         elif len(self.reports) >= limits.PEERS_MAX:
             return False
         self.held.pop(event.connection, None)
+        self._revoked.pop(peer_id, None)  # Its key is allowed again.
         self.on_greeted(event.connection, now_ns)
         self._wait_ns = reconnect_grace_ns(report.hello.handshake_ms, self._wait_ns)  # Other peers may be as far away.
         self.reports[peer_id] = (event, report)
@@ -358,17 +359,25 @@ class Candidate:
             return False
         if self._reporter_on.setdefault(event.connection, hello.peer_id) != hello.peer_id:
             return False
+        self._revoked.pop(hello.peer_id, None)
         self.reports[hello.peer_id] = (event, msgspec.structs.replace(known[1], hello=hello))
         self._greeted[event.connection] = True
         return True
 
     def revoke(self, names: Mapping[str, str]) -> list[Held]:
         """Keys were revoked. Whoever has reported counts, and is removed later; others are forgotten, and returned."""
-        self.revoked.update(names)
+        reporters = {peer_id: event.identity for peer_id, (event, _) in self.reports.items()}
+        self._revoked = {peer_id: key for peer_id, key in self._revoked.items() if peer_id in reporters}
+        self._revoked |= {peer_id: (key, names[key]) for peer_id, key in reporters.items() if key in names}
         found = [held for held in self.held.values() if held.event.identity in names]
         for held in found:
             self.on_connection_closed(held.event.connection)
         return found
+
+    @property
+    def revoked(self) -> dict[str, str]:
+        """Keys of those who have reported that were revoked since, each with its name."""
+        return dict(key for peer_id, key in self._revoked.items() if peer_id in self.reports)
 
     def on_left(self, connection: Hashable) -> None:
         """A peer leaves the run: it will promise no other master."""
@@ -437,15 +446,27 @@ class Candidate:
                 turned_away.append((connection, bool(self._greeted) or now_ns < self._begin_ns))
         return turned_away
 
+    def due_newcomers(self, now_ns: int) -> list[Held]:
+        """Newcomers that need not wait any more for members of an earlier run, while none has reported."""
+        if self._have_members_reported() or (self._greeted and not self._is_late(now_ns)):
+            return []
+        return [held for held in self.held.values() if now_ns >= self._newcomer_due_ns(held)]
+
+    def _have_members_reported(self) -> bool:
+        return any(report.members and peer_id not in self.left for peer_id, (_, report) in self.reports.items())
+
+    def _is_late(self, now_ns: int) -> bool:
+        due_ns = self._reports_due_ns()
+        return due_ns is not None and now_ns >= due_ns
+
     def is_over(self, now_ns: int) -> bool:
         """True once it is elected and all members of the list have reported or had time to.
 
         Without any reports of members: once a newcomer may begin a run.
         """
         self._looked_ns = now_ns
-        due_ns = self._reports_due_ns()
-        is_late = due_ns is not None and now_ns >= due_ns
-        if any(report.members and peer_id not in self.left for peer_id, (_, report) in self.reports.items()):
+        is_late = self._is_late(now_ns)
+        if self._have_members_reported():
             return (is_late or self._are_all_here()) and self._is_elected(now_ns)
         if (is_late or not self._greeted) and any(self._may_begin(held, now_ns) for held in self.held.values()):
             return True

@@ -404,10 +404,11 @@ class MasterMachine:
     def _is_ahead(self, known: Peer | None, hello: Hello) -> bool:
         """True for a peer of this run that has promised another leadership, which may have begun by now.
 
-        It is known here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
+        It is a member here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
         """
-        is_known = known is not None and known.token in (b"", hello.token)
-        has_promised = self._leader.needs_quorum and not hello.is_member and hello.leader != NO_ID
+        needs_quorum = self._leader.needs_quorum
+        is_known = known is not None and (known.is_member or needs_quorum) and known.token in (b"", hello.token)
+        has_promised = needs_quorum and not hello.is_member and hello.leader != NO_ID
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         is_of_run = hello.run_id == self.run_id and (is_known or has_promised)
         return is_of_run and is_credible and not self._has_our_promise(hello)
@@ -730,6 +731,9 @@ class MasterMachine:
             self._settle_yielding(self._phase, now_ns)
         if isinstance(self._phase, Recovering):
             candidate = self._phase.candidate
+            for held in candidate.due_newcomers(now_ns):
+                if self._has_other_masters(held.event.connection, held.hello):
+                    candidate.on_connection_closed(held.event.connection)
             if not candidate.is_over(now_ns):
                 return self._turn_away(candidate, now_ns)
             self._phase = Begun()
@@ -898,14 +902,16 @@ class MasterMachine:
                 candidate.on_greeted(connection, now_ns)
             if not self._raise_above(candidate, hello) and hello.is_member:  # Another one refuses by its Hello.
                 self._ask_for_report(connection, candidate.promise)
-        elif self._has_other_masters(connection, hello):
-            return
         elif not candidate.hold(event, hello, now_ns):
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         else:
-            self._note_masters(hello)
-            self._raise_above(candidate, hello)  # Else it would step down for it as soon as it leads.
-            if len(hello.masters) <= 1:  # Else it is turned away in time.
+            if self.is_recovering:
+                self._masters.forget_if_old(now_ns)
+            if not self._masters.difference(hello):  # Else it is refused later: the list of members counts first.
+                self._note_masters(hello)
+            if len(hello.masters) > 1:  # It is turned away in time.
+                self._raise_above(candidate, hello)  # Else the master would step down for it as soon as it leads.
+            else:
                 self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
 
     def _may_yield_to(self, hello: Hello) -> bool:
@@ -1081,9 +1087,10 @@ class MasterMachine:
         elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
             peer = self._register(connection, hello, event.host)
             # The others of its host are to report yet, or wait as they have not heard of it. They are new, too: who was
-            # removed since stays so.
-            new = [member for member in report.members if member not in history.members]
-            self._admit_former([m for m in new if hello.host or m.peer_id == hello.peer_id], now_ns)
+            # removed since stays so, until it reports itself.
+            new = {member.peer_id for member in report.members if hello.host and member not in history.members}
+            new.add(hello.peer_id)
+            self._admit_former([member for member in report.members if member.peer_id in new], now_ns)
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)

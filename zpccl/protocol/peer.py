@@ -21,7 +21,7 @@
 
     NEW becomes CONNECTING by ConnectCalled, or CLOSED by CloseCalled. CLOSED is final: all calls end with its error.
     [1] If it comes from the promised leadership; else it is ignored. [2] If the promise is granted; else Hello.
-    [3] With one master: CLOSED. A member also closes if it was removed by a committed list later than its own.
+    [3] With one master: CLOSED. A member also closes if it was removed by a committed list, its own or a later one.
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
     [6] The session connects again, and "next master" means the same one if there is only one.
     [7] As YIELDED if this peer has taken part in nothing, and the one master leads another run, or a later list of this
@@ -685,8 +685,10 @@ class PeerMachine:
         return (is_of_other_run or is_passed_over) and not has_decided(self._run_report())
 
     def _is_final(self, message: Refused) -> bool:
-        """True if a committed list that is later than this peer's has removed it."""
-        return self.state is State.MEMBER and message.run_id == self.run_id and message.epoch > self.epoch
+        """True if a committed list has removed this peer: a later one than its own, or the one that it has accepted."""
+        is_listed = any(member.peer_id == self.options.peer_id for member in self.members)
+        is_removed = message.epoch > self.epoch or (message.epoch == self.epoch and not is_listed)
+        return self.state is State.MEMBER and message.run_id == self.run_id and is_removed
 
     def _on_yielded(self, now_ns: int) -> None:
         """The run of this peer has decided nothing and yields to an earlier one, or it goes on without this peer."""
