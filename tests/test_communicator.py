@@ -23,6 +23,7 @@ from e2e.local import Run, failure, finish, local_run
 
 import zpccl
 from zpccl import limits
+from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
 from zpccl.errors import Result
@@ -957,6 +958,17 @@ def test_dropping_a_communicator_leaves_the_run(pair: Run) -> None:
     assert not loop._thread.is_alive()
 
 
+def test_the_port_of_a_communicator_that_was_dropped_is_free_again() -> None:
+    """Programs that try again with a new communicator, at their one port, drop the one before."""
+    listen = ""
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master:
+        for _ in range(3):
+            comm = zpccl.Communicator(master.address, listen=listen or "127.0.0.1")
+            comm.connect()
+            listen = listen or loop_of(comm).options.addresses[0]
+            del comm
+
+
 @pytest.mark.parametrize("thread", ["zpccl-links", "zpccl-state", "zpccl-peer"])
 def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str) -> None:
     """L1: objects that refer to each other are dropped wherever garbage is collected, which then waits for nobody."""
@@ -1034,6 +1046,28 @@ def test_ctrl_c_before_connecting_has_begun(monkeypatch: pytest.MonkeyPatch) -> 
                 comm.connect()
                 assert comm.world_size == 1
     assert number > 3
+
+
+def test_another_call_while_connecting_begins_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: a call of another thread that comes too early, and is given up, is no end of connect()."""
+    start = PeerLoop.start
+
+    def start_late(loop: PeerLoop, call: PendingCall, connect_tries: int) -> None:
+        early = executor.submit(comm.all_reduce, ones(), timeout=0)
+        until(lambda: len(loop._inbox) == 2)  # The call, and that it is given up.
+        start(loop, call, connect_tries)
+        errors.append(early.exception(HANG_SECONDS))
+
+    monkeypatch.setattr(PeerLoop, "start", start_late)
+    errors: list[BaseException | None] = []
+    with (
+        futures.ThreadPoolExecutor(1) as executor,
+        zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master,
+        contextlib.closing(zpccl.Communicator(master.address)) as comm,
+    ):
+        comm.connect()
+        assert comm.world_size == 1
+    assert isinstance(errors[0], zpccl.PCCLError)
 
 
 def test_too_many_in_flight_are_refused(single: zpccl.Communicator, pair: Run) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from e2e.harness import loop_of
 from e2e.local import Run, failure, finish, local_run
 
 import zpccl
+from zpccl import limits
+from zpccl.caller import wait
+from zpccl.state import offers
 from zpccl.state.contents import Contents
+from zpccl.state.transfer import StateTransfer
 from zpccl.state.workers import Workers, despite_interrupts
 
 pytestmark = pytest.mark.e2e
@@ -175,7 +183,21 @@ def test_an_action_that_fails_is_not_repeated_for_ever() -> None:
 
     with pytest.raises(RuntimeError, match="gone"):
         despite_interrupts(fail)
-    assert len(calls) == 2
+    assert 2 < len(calls) < 20
+
+
+def test_an_action_that_is_interrupted_twice_is_done() -> None:
+    """S5: schedulers send their signal more than once."""
+    calls: list[int] = []
+
+    def act() -> None:
+        calls.append(len(calls))
+        if len(calls) <= 2:
+            raise Preempted
+
+    with pytest.raises(Preempted):
+        despite_interrupts(act)
+    assert calls == [0, 1, 2]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
@@ -193,3 +215,88 @@ def test_workers_have_ended_despite_an_interrupt(error: BaseException) -> None:
     with pytest.raises(type(error)), raising(error):
         workers.close()
     assert ended.is_set()
+
+
+def test_a_call_that_has_waited_long_leaves_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a cycle of frames would keep the tensors of the caller. Training often collects garbage rarely, or never."""
+    monkeypatch.setattr(limits, "SIGNAL_CHECK_INTERVAL_NS", limits.MS)
+
+    def call() -> weakref.ref[Any]:
+        tensor, future = np.ones(1000), Future[int]()
+        timer = threading.Timer(0.1, future.set_result, [1])
+        timer.start()
+        assert wait(future, None)
+        timer.join()
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
+def test_close_waits_again_after_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """S4: the thread may be putting old contents of tensors back."""
+    comm, ended = run.comms[0], threading.Event()
+    restorer = loop_of(comm)._restorer
+    finish_jobs = restorer.finish
+
+    def finish_slowly() -> None:
+        time.sleep(1)
+        finish_jobs()
+        ended.set()
+
+    monkeypatch.setattr(restorer, "finish", finish_slowly)
+    with pytest.raises(type(error)), raising(error):
+        comm.close()
+    assert not ended.is_set()
+    comm.close()
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
+@pytest.mark.parametrize("is_by_communicator", [True, False])
+def test_withdraw_waits_again_after_an_interrupt(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_by_communicator: bool, error: BaseException
+) -> None:
+    """S4: the thread of the offer may be reading the tensors."""
+    comm, begun, ended = run.comms[0], threading.Event(), threading.Event()
+    transfer = StateTransfer
+
+    def read_slowly(*arguments: Any, **keywords: Any) -> Any:
+        begun.set()
+        time.sleep(1)
+        ended.set()
+        return transfer(*arguments, **keywords)
+
+    monkeypatch.setattr(offers, "StateTransfer", read_slowly)
+    offer = comm.offer_state(state_of(np.ones(8)), copy=False)
+    assert offer is not None and begun.wait(20)
+
+    def withdraw() -> None:
+        if is_by_communicator:
+            comm.offer_state(None)
+        else:
+            offer.withdraw()
+
+    with pytest.raises(type(error)), raising(error):
+        withdraw()
+    assert not ended.is_set()
+    withdraw()
+    assert ended.is_set()
+
+
+def test_a_thread_that_hangs_is_waited_for_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: it takes long as it is."""
+    monkeypatch.setattr(limits, "WITHDRAW_TIMEOUT_NS", 0)
+    monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", limits.SECOND)
+    comm, goes_on = run.comms[0], threading.Event()
+    monkeypatch.setattr(loop_of(comm), "_take", lambda item, now_ns: goes_on.wait(20))
+    began = time.monotonic()
+    with pytest.raises(zpccl.InternalError, match="hangs"):
+        comm.barrier(timeout=0.1)
+    assert time.monotonic() - began < 1.9
+    monkeypatch.undo()
+    goes_on.set()

@@ -94,7 +94,9 @@ class Caller:
         """
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, InternalError):
+                raise  # The thread of the peer hangs, which has been waited for, or has ended.
             try:
                 if not all(call.future.done() for call in calls):
                     self._give_up(loop, calls, timed_out=False)
@@ -128,10 +130,19 @@ def wait(future: Future[Any], timeout: float | None) -> bool:
         try:
             future.exception(left)  # `futures.wait` would make an event for each call.
         except futures.TimeoutError as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            if frame.f_code is not Future.exception.__code__:
+            if not _is_of_future(error):
                 raise  # It is that of a signal handler, and the same class as the built-in TimeoutError.
     return True
+
+
+def _is_of_future(error: BaseException) -> bool:
+    """True if a future itself has raised it.
+
+    A function of its own: a frame in a variable of `wait` would refer to that of `wait`, and so keep the tensors of the
+    call until garbage is collected.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is Future.exception.__code__
 
 
 def checked_int(value: Any, name: str, least: int, most: int | None = None) -> int:

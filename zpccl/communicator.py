@@ -55,7 +55,9 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
 _open_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()
+_dropped_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()  # Of communicators that were not closed; they are ending.
 os.register_at_fork(after_in_child=_open_loops.clear)  # The runs are the parent's.
+os.register_at_fork(after_in_child=_dropped_loops.clear)
 
 
 @atexit.register
@@ -168,6 +170,7 @@ class Communicator(Collectives):
         loop = getattr(self, "_loop", None)
         if loop is not None and os.getpid() == self._pid:
             loop.close(waits=False)  # Whoever collects garbage may be a thread that the end would wait for.
+            _dropped_loops.add(loop)
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
@@ -210,6 +213,8 @@ class Communicator(Collectives):
                 if self._loop.view.state is not State.CLOSED:
                     raise InvalidUsage("connected already")
                 self._loop.close()  # Waits for its end, so that its port is free.
+            for dropped in list(_dropped_loops):  # The same for these.
+                dropped.close()
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
             _open_loops.add(loop)
             call = PendingCall()
@@ -485,7 +490,7 @@ class Communicator(Collectives):
                 state.revision = self._answer(loop, call)
             reporter.end(transfer.bytes_done)
         except BaseException:
-            if transfer.is_written:  # The interrupt came too late: the others count this peer in.
+            if transfer.is_written and call.future.done():  # The interrupt came too late: others count this peer in.
                 state.revision = call.future.result()
             raise
         return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes)

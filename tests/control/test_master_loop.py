@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from zpccl import limits
 from zpccl.control.master_loop import MasterLoop
 from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
+from zpccl.protocol.events import PeerMessageReceived
 from zpccl.protocol.membership import Standing
 from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
 
@@ -164,6 +166,50 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
             assert loop.machine.standing(routing_id) is not Standing.STRANGER
         until(lambda: turn() == 0)
         assert not loop._routing_id_of and loop.machine.standing(routing_id) is Standing.STRANGER
+    finally:
+        loop._close()
+
+
+def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: else the next one, which has its descriptor, would be taken for closed, and wait for ever.
+
+    ZeroMQ takes messages of its connections in turn, and puts the last one in the place of one that has no more.
+    """
+    monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 1)
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+    hello = Hello(b"q" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
+    heard: list[Any] = []
+    handle = loop.machine.handle_all
+
+    def handle_all(batch: Sequence[Any], now_ns: int) -> Any:
+        heard.extend(event.connection for event in batch if isinstance(event, PeerMessageReceived))
+        return handle(batch, now_ns)
+
+    def heard_after_a_turn() -> list[Any]:
+        loop._run_once(time.monotonic_ns(), None)
+        return heard
+
+    monkeypatch.setattr(loop.machine, "handle_all", handle_all)
+    try:
+        with dealer(loop.address) as one, dealer(loop.address) as other:
+            for peer in (one, other):
+                peer.send(encode(Ready()))
+            until(lambda: len(heard_after_a_turn()) == 2)
+            with dealer(loop.address) as first:
+                first.setsockopt(zmq.LINGER, WAIT_S * 1000)
+                until(lambda: loop._monitor.poll(0) > 0)
+                first.send(encode(Ready()))
+            time.sleep(0.5)  # libzmq closes it, and nobody listens.
+            with dealer(loop.address) as second:
+                second.send(encode(hello))
+                time.sleep(0.5)
+                until(lambda: len(heard_after_a_turn()) == 4)
+                assert heard[2] > heard[3], "the second one was heard first"
+                heard_after_a_turn()
+                assert sorted(loop._generation.values()) == [1, 1, 3], "both have had the same descriptor"
+                assert loop.machine.registry.peers[hello.peer_id].connection == heard[2]
+            until(lambda: heard_after_a_turn()[2] not in loop._known)
+            assert loop.machine.registry.peers[hello.peer_id].connection is None
     finally:
         loop._close()
 

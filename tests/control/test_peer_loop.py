@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import zmq
+from e2e.strangers import GREETING, READY, server
 from msgspec.structs import replace
 
 import zpccl
@@ -85,6 +86,30 @@ def test_what_came_before_the_end_is_heard(loop: PeerLoop, router: zmq.Socket[by
     assert loop._monitor.poll(WAIT_MS)
     loop._run_once({loop._monitor}, NOW_NS)
     assert isinstance(loop.error, Kicked) and "enough" in str(loop.error)
+
+
+def test_a_master_that_does_not_read_is_connected_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: what the full queue does not take would never be said again, while heartbeats still come through."""
+    monkeypatch.setattr(limits, "CONTROL_QUEUE_MESSAGES_MAX", 2)
+    with server(GREETING + READY, closes=False) as address:
+        loop = zpccl.Communicator(address, listen="127.0.0.1")._make_loop()
+        try:
+            loop._begin()
+            loop.call([PendingCall()], connect_tries=5)
+            loop._run_once({loop._wakeup}, NOW_NS)
+            loop._socket.connect(loop._endpoints[0])
+            run_until(loop, is_up(loop))
+            first = loop._socket
+            for _ in range(1000):
+                loop._outgoing.add(None, bytes(limits.MIB), NOW_NS, may_wait=False)
+                loop._flush(NOW_NS)
+                if not is_up(loop)():
+                    break
+            assert loop._session.phase is SocketPhase.PAUSED and first.closed
+            loop._on_session(events.Tick(), NOW_NS + limits.SECOND)
+            run_until(loop, is_up(loop))
+        finally:
+            loop._shut_down()
 
 
 def test_every_connection_has_a_socket_of_its_own(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -16,6 +17,7 @@ import zmq
 
 import zpccl
 from e2e import harness
+from e2e.delays import FarPath
 from e2e.harness import Child, Cluster, Peer, cluster, loop_of, until
 from e2e.secured import SECRET, credentials, dealer_with, log_all, reducing, write_private
 from e2e.strangers import GARBAGE, GREETING, READY, is_dropped, raw, receive, server
@@ -108,6 +110,30 @@ def test_a_secret_where_the_master_has_none() -> None:
             comm.connect()
         with zpccl.Communicator(master.address) as other:
             assert other.world_size == 1
+
+
+class CutOnce(FarPath):
+    """Ends the first connection as a master does that is stopped, and started again at once."""
+
+    has_cut = False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.has_cut:
+            return await super()._serve(reader, writer)
+        self.has_cut = True
+        return writer.close()
+
+
+def test_a_newcomer_whose_master_is_restarted_within_the_handshake() -> None:
+    """L3: it was told that the run has another secret."""
+    with zpccl.MasterNode("127.0.0.1:0", secret=SECRET, recovery_grace=0.05) as master:
+        path = CutOnce(master.address)
+        try:
+            with contextlib.closing(zpccl.Communicator(path.address, secret=SECRET)) as comm:
+                comm.connect(1)
+                assert path.has_cut and comm.world_size == 1
+        finally:
+            path.close()
 
 
 def test_who_is_refused_may_try_again_with_the_secret(run: Cluster) -> None:

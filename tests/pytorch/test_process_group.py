@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ dist = torch.distributed
 groups = pytest.importorskip("pytorch.groups", exc_type=ImportError)
 gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
 rendezvous = pytest.importorskip("zpccl.torch.rendezvous", exc_type=ImportError)
+pairs = pytest.importorskip("zpccl.torch.pairs", exc_type=ImportError)
 works = pytest.importorskip("zpccl.torch.work", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -562,3 +564,20 @@ def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch)
             run.comms[0].update_topology()
         errors = [future.exception() for future in meeting]
         assert all(isinstance(error, zpccl.InvalidUsage) and "peer0" in str(error) for error in errors), errors
+
+
+def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> None:
+    """L1: in a message that waits for the other rank. TimeoutError is what futures raise, too."""
+
+    def end(number: int, frame: Any) -> None:
+        raise TimeoutError("the job ends")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(TimeoutError, match="the job ends"):
+            pairs.Message().wait(20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert pairs.Message().wait(0.01)[0] is False

@@ -378,15 +378,19 @@ class MasterLoop:
             if routing_id not in self._known:
                 self._known.add(routing_id)
                 generation = self._generation.get(descriptor, 0)
-                if generation % 2 == 0:  # The connection closed after it had sent this.
+                is_open = generation % 2 == 1
+                if not is_open:  # The connection closed after it had sent this.
                     generation -= 1
                     closed_descriptors.append((descriptor, generation))
-                else:
-                    self.inflow.named(descriptor, routing_id)
-                earlier = self._routing_id_of.get((descriptor, generation))
-                if earlier is not None:  # Its connection had closed, and its descriptor was taken, before it was heard.
-                    closed.append(earlier)
-                self._routing_id_of[descriptor, generation] = routing_id
+                # If there is another one, the earlier of the two had closed, and its descriptor was taken, before it
+                # was heard. libzmq numbers connections, but does not take their messages in that order.
+                other = self._routing_id_of.get((descriptor, generation))
+                if other is not None:
+                    closed.append(min(other, routing_id))
+                if other is None or other < routing_id:
+                    self._routing_id_of[descriptor, generation] = routing_id
+                    if is_open:
+                        self.inflow.named(descriptor, routing_id)
             self.inflow.delivered(routing_id, wire_bytes)
         self._new_senders = []
         for key in dict.fromkeys(closed_descriptors):

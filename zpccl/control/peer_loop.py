@@ -66,7 +66,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.state.offers import Offers
-from zpccl.state.workers import Workers
+from zpccl.state.workers import Workers, wait_for_end
 
 logger = logging.getLogger("zpccl.peer")
 
@@ -185,6 +185,7 @@ class PeerLoop:
         self.view = View()
         self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
         self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
+        self._ended = threading.Event()  # Of the thread.
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """A socket for one connection, and its monitor."""
@@ -261,7 +262,7 @@ class PeerLoop:
         with self._lock:
             self._post(_GivenUp(call, timed_out))
             is_closed = self._is_closed
-        if self._begin():  # connect() was interrupted before the thread was there.
+        if call.spec is None and self._begin():  # connect() was interrupted before the thread was there.
             self._machine.error = InvalidUsage("the call was interrupted")
             self._shut_down()
         elif is_closed:
@@ -286,8 +287,7 @@ class PeerLoop:
             return self._shut_down()
         self._post(events.CloseCalled())
         if waits:
-            with contextlib.suppress(RuntimeError):  # The thread itself calls, or was never started.
-                self._thread.join()
+            wait_for_end(self._thread, self._ended)
         return None
 
     def _begin(self) -> bool:
@@ -331,8 +331,13 @@ class PeerLoop:
     # --- In the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if not self._begin():
-            return
+        try:
+            if self._begin():
+                self._serve()
+        finally:
+            self._ended.set()
+
+    def _serve(self) -> None:
         try:
             for descriptor in (self._wakeup, self.engine.fileno()):
                 self._waiter.register(descriptor)
@@ -516,8 +521,11 @@ class PeerLoop:
         try:
             for _, parts in self._outgoing.take(now_ns):
                 self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            logger.debug("the master has hung: its queue is full, and libzmq is about to find out")
+        except zmq.Again:  # The master does not read, or the way to it is slow. What was to be sent is dropped here.
+            logger.warning("the queue to the master is full; connecting again")
+            self._close_socket()
+            self._socket, self._monitor = self._make_socket()
+            self._on_session(events.SocketBroke(), now_ns)
 
     def _answer(self, effect: effects.Resolve | effects.Reject) -> None:
         call = self._calls.pop(effect.call_id)

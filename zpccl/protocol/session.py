@@ -11,7 +11,7 @@ SocketBroke. libzmq does not report why a handshake failed, so a newcomer asks t
     HandshakeDone    -               UP: Up                -               -               -
     DialFailed       PAUSED: Failed  -                     -               -               -
     HandshakeFailed  -               PAUSED or ASKING [1]  -               -               -
-    MechanismTold    -               -                     PAUSED [2]      -               -
+    MechanismTold    -               -                     PAUSED [2][5]   -               -
     SocketBroke      -               PAUSED: Failed        -               PAUSED: Down    -
     DataReceived     message [3]     message [3]           message [3]     message [3]     message [3]
     UseMaster        DIALLING [4]    DIALLING [4]          DIALLING [4]    DIALLING [4]    DIALLING [4]
@@ -24,6 +24,8 @@ SocketBroke. libzmq does not report why a handshake failed, so a newcomer asks t
     [3] MasterMessageReceived. Data that is no message of this protocol is reported once per connection.
     [4] OpenSocket: UseMaster at once, to the master that it names; after a pause, which grows with the number of
         consecutive failures, to the same master.
+    [5] DIALLING, once, where the secrets seem to differ: to a peer a master that ends within the handshake, and is
+        there again when it is asked, looks like one that rejects it.
 
 A session begins with a try at the first master, whose socket the shell has opened.
 """
@@ -101,6 +103,7 @@ class Session:
         self._has_complained = False  # True once it has reported a malformed message of this connection.
         self._socket_count = 0
         self._failures = 0  # Consecutive ones, at this master.
+        self._is_rejected = False  # True while it tries again what looked like another secret.
         self._begun_ns: int | None = None  # When the try began.
         self._due_ns: int | None = None  # The end of the handshake or of the pause.
 
@@ -117,11 +120,11 @@ class Session:
         if isinstance(event, events.DataReceived):
             return self._on_data(event.data)
         if isinstance(event, UseMaster):
-            self._index, self._failures = event.index, 0
+            self._index, self._failures, self._is_rejected = event.index, 0, False
             return self._open()
         if isinstance(event, events.MechanismTold):
             is_asked = self.phase is SocketPhase.ASKING and event.index == self._index
-            return self._pause(self._verdict(event), now_ns) if is_asked else []
+            return self._on_told(event, now_ns) if is_asked else []
         if isinstance(event, events.Tick):
             return self._on_tick(now_ns)
         if self.phase is SocketPhase.DIALLING:
@@ -148,6 +151,7 @@ class Session:
         salt = zlib.crc32(self._peer_id + self._socket_count.to_bytes(8, "big"))
         self._enter(SocketPhase.PAUSED, now_ns + pause_ns + salt % limits.RECONNECT_INTERVAL_NS)
         self._failures += 1
+        self._is_rejected = False
         return [why]
 
     def _on_dialling(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
@@ -162,7 +166,7 @@ class Session:
     def _on_handshake(self, event: SessionEvent, now_ns: int) -> list[SessionEffect]:
         if isinstance(event, events.HandshakeDone):
             self._enter(SocketPhase.UP)
-            self._failures, self._has_complained = 0, False
+            self._failures, self._is_rejected, self._has_complained = 0, False, False
             return [events.ConnectionUp(0 if self._begun_ns is None else now_ns - self._begun_ns)]
         if isinstance(event, events.SocketBroke):
             return self._pause(events.ConnectionFailed(_REFUSED), now_ns)
@@ -174,6 +178,12 @@ class Session:
             self._enter(SocketPhase.ASKING)
             return [AskMechanism(self._index)]
         return self._pause(events.ConnectionFailed(_NO_ZMQ), now_ns)
+
+    def _on_told(self, told: events.MechanismTold, now_ns: int) -> list[SessionEffect]:
+        if told.mechanism == "CURVE" and self._has_keys and not self._is_rejected:
+            self._is_rejected = True
+            return self._open()
+        return self._pause(self._verdict(told), now_ns)
 
     def _verdict(self, told: events.MechanismTold) -> SessionEffect:
         """Why a server closed the connection."""

@@ -39,6 +39,7 @@ from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
 from zpccl.state.transfer import StateTransfer
+from zpccl.state.workers import wait_for_end
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
@@ -221,6 +222,7 @@ class Offer:
         self._askers: dict[bytes, None] = {}  # Peers that have asked: for the catalog, then for its end.
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="zpccl-offer", daemon=True)
+        self._ended = threading.Event()  # Of the thread.
 
     # --- For users --------------------------------------------------------------------------------------------------
 
@@ -249,8 +251,7 @@ class Offer:
     def withdraw(self) -> None:
         """Ends the offer. After this returns the tensors are not read any more. May be called twice."""
         self.end()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        wait_for_end(self._thread, self._ended)
 
     # --- In its thread ----------------------------------------------------------------------------------------------
 
@@ -287,10 +288,13 @@ class Offer:
         except Exception:
             logger.exception("an offer of state ends: this is a bug in zpccl")
         finally:
-            self.end()
-            _close(self._engine, (self.number,))
-            for region in self._regions.values():
-                region.give_back()
+            try:
+                self.end()
+                _close(self._engine, (self.number,))
+                for region in self._regions.values():
+                    region.give_back()
+            finally:
+                self._ended.set()
 
     def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
         self.error = error
@@ -628,12 +632,12 @@ class Offers:
             self._pool.clear()
 
     def _replace(self, offer: Offer | None) -> None:
+        if self._offer is not None:
+            self._offer.withdraw()  # Before it is forgotten: where a signal ends the waiting, the next call goes on.
         with self._lock:
             if self._is_closed and offer is not None:
                 raise InvalidUsage("the communicator is closed")
-            before, self._offer = self._offer, offer
-        if before is not None:
-            before.withdraw()
+            self._offer = offer
 
     def make_prefetch(
         self,

@@ -14,6 +14,7 @@ from zpccl import limits
 
 Job: TypeAlias = Callable[[], None]
 _PartT = TypeVar("_PartT")
+_TRIES_MAX = 10
 
 
 def worker_count(nbytes: int | None = None) -> int:
@@ -53,11 +54,7 @@ class Workers:
         for _ in self._threads:
             self._jobs.put(None)
         while self._threads:
-            thread, ended = self._threads[-1]
-            if thread.ident is not None:  # Else Ctrl-C came before its start; if it starts later, it ends.
-                # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
-                ended.wait()
-                thread.join()
+            wait_for_end(*self._threads[-1])
             self._threads.pop()
 
     def close(self) -> None:
@@ -88,18 +85,31 @@ class Workers:
             ended.set()
 
 
+def wait_for_end(thread: threading.Thread, ended: threading.Event) -> None:
+    """Waits for the end of a thread, which sets `ended` then, after interrupts, too.
+
+    Does nothing if that thread calls it, has not been started, or is the parent's of this process.
+    """
+    if thread is not threading.current_thread() and thread in threading.enumerate():
+        ended.wait()  # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
+        thread.join()
+
+
 def despite_interrupts(action: Callable[[], None]) -> None:
     """Runs an idempotent action to its end: restarts it after an interrupt, which is raised at the end.
 
-    An interrupt is Ctrl-C, or what another signal handler raises. An action that fails itself fails again.
+    An interrupt is Ctrl-C, or what another signal handler raises, perhaps several times. An action that fails itself
+    fails each time.
     """
     interrupt: BaseException | None = None
+    tries_left = _TRIES_MAX
     while True:
         try:
             action()
             break
         except BaseException as error:
-            if isinstance(error, Exception) and isinstance(interrupt, Exception):
+            tries_left -= isinstance(error, Exception)
+            if not tries_left:
                 raise
             interrupt = error
     if interrupt is not None:

@@ -16,12 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
 from zpccl import limits
+from zpccl.caller import wait
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.engine.devices import device_of
@@ -57,15 +57,15 @@ class Message:
     def wait(self, timeout: float) -> tuple[bool, int, ReduceInfo | None]:
         """As that of a handle; without an info if the message has not begun."""
         deadline = time.monotonic() + timeout
-        try:
-            handle = self._begun.result(timeout)
-        except FutureTimeoutError:
+        if not wait(self._begun, timeout):
             self._error = OperationTimeout(f"the other rank has not come within {timeout:.1f} s")
+            return False, int(self._error.result), None
+        try:
+            handle = self._begun.result()
         except PCCLError as error:
             self._error = error
-        else:
-            return handle.wait(max(deadline - time.monotonic(), 0))
-        return False, int(self._error.result), None
+            return False, int(error.result), None
+        return handle.wait(max(deadline - time.monotonic(), 0))
 
     def exception(self) -> PCCLError | None:
         """The error of a message that failed, after `wait`."""
