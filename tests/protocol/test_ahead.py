@@ -637,3 +637,24 @@ def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> No
         bench.finish(name, 3, 77, count=4)
     assert bench.verdict("a", 3) == Decision(3, 0, 4, attempt_id=77)
     assert bench.machine.collectives._ahead == {}
+
+
+def test_a_bound_call_that_follows_another_is_freed_as_soon_as_its_turn_comes() -> None:
+    """L1: a gives its second call up while the master lacks the votes of c for both. c gives up the second one, too."""
+    bench = Bench("abc")
+    for name in "ab":
+        for number in (2, 3):
+            bench.call(name, number, AHEAD + number - 2)
+            bench.finish(name, number, AHEAD + number - 2)
+    bench.say("a", Withdraw(3, is_bound=True))
+    epoch = bench.machine.registry.epoch
+    with bench.standing_still():
+        for number in (2, 3):
+            bench.call("c", number, AHEAD + number - 2)
+        bench.finish("c", 2, AHEAD)
+        bench.withdraw("c", 3)
+    assert bench.verdict("a", 2) == Decision(2, 0, 3, attempt_id=AHEAD)
+    assert bench.machine.registry.epoch == epoch + 1, "what is planned ahead is void"
+    bench.say("c", Acknowledgement(epoch + 1))
+    assert bench.verdict("a", 3) == Decision(3, Result.RANK_CONNECTION_LOST, reason="withdrawn")
+    assert bench.verdict("b", 3) is None

@@ -69,7 +69,7 @@ MESSAGES = st.one_of(
         ).map(tuple),
     ),
     st.builds(Report, call_ids, attempt_ids, st.booleans(), faults, digest=st.integers(0, 1)),
-    st.builds(Withdraw, call_ids),
+    st.builds(Withdraw, call_ids, st.booleans()),
     st.builds(Leave),
 )
 CONNECTIONS = st.sampled_from(["a1", "b1", "c1", "j1", "stranger"])

@@ -26,7 +26,10 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     RunReport,
+    Vote,
+    Votes,
     Welcome,
+    Withdraw,
 )
 from zpccl.protocol.peer import State
 
@@ -744,3 +747,17 @@ def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
     peer.reconnect()
     peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", b"another run 1234", epoch=7))
     assert peer.hear(Refused(Refusal.UNREGISTERED, "")) == []
+
+
+def test_no_list_is_told_before_it_is_proposed() -> None:
+    """S3: b's connection is new in the very step in which a asks for the list that voids what is planned ahead."""
+    bench = Standby()
+    bench.begin_run("abc")
+    epoch = bench.machine.registry.epoch
+    with bench.standing_still():
+        bench.say("a", Votes(0, (Vote(2, spec(), 5),)))
+        bench.say("a", Withdraw(2, is_bound=True))
+        bench.hello("b", connection=2, **TWO)
+    lists = [message for message in bench.said[bench.connections["b"]] if isinstance(message, Members)]
+    assert lists[-1].epoch == epoch + 1
+    assert all(message.old_members for message in lists if message.epoch > epoch)

@@ -93,7 +93,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
     answer = bench.verdict("b", 9)
     assert isinstance(answer, Decision)
     assert (answer.result, "revision 4 is ahead of the run's 3" in answer.reason) == (Result.INVALID_USAGE, True)
-    assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 4)  # The refusal has an id of its own.
+    assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 3)
 
 
 def test_members_in_step_may_skip_revisions() -> None:
@@ -104,7 +104,7 @@ def test_members_in_step_may_skip_revisions() -> None:
     bench.members("c")
     for name, revision in (("a", 8), ("b", 8), ("c", 9)):
         bench.say(name, offer(2, revision))
-    assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 2)
+    assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 1)
     answer = bench.verdict("c", 2)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_USAGE
@@ -157,8 +157,8 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     answer = bench.verdict("b", 1)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_ARGUMENT
-    bench.fetched("c", 1, FIRST_ATTEMPT + 1)
-    assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1, FIRST_ATTEMPT + 1)
+    bench.fetched("c", 1)
+    assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1)
 
 
 def test_nobody_to_elect() -> None:
@@ -384,7 +384,7 @@ def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
     bench.say("c", offer(1, 0, w("y")))
     bench.say("b", offer(2, 1, w("x")))
     assert bench.verdict("b", 2) is None
-    bench.fetched("c", 1, FIRST_ATTEMPT + 1)
+    bench.fetched("c", 1)
     for name in "ac":
         bench.say(name, offer(2, 1, w("x")))
     assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 2)
@@ -564,9 +564,10 @@ def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() ->
     bench.say("a", offer(1, 1, w("a")))
     bench.say("b", offer(1, 0, entry("v", "b")))
     bench.say("c", offer(1, 0, w("c")))
+    assert bench.verdict("b", 1) is None, "it would go on, and seem to wait for the others at another master"
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     refused = bench.verdict("b", 1)
     assert refused is not None and refused.result == Result.INVALID_ARGUMENT
-    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "abc"
     for name in "ac":
         verdict = bench.verdict(name, 1)
@@ -596,11 +597,40 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
     unlink(bench, "ab", "bc", "bd")
     for name, revision in zip("abcd", (1, 0, 4, 4), strict=True):
         bench.say(name, offer(1, revision, w(name)))
-    refused = bench.verdict("c", 1)
-    assert refused is not None and "ahead of the run's" in refused.reason
     told = bench.leave("d")
     assert not any(isinstance(message, Plan) for _, message in told)
-    assert bench.snapshot()["transfers"]
+    assert bench.snapshot()["transfers"] and bench.verdict("c", 1) is None
+    unlink(bench, "bc")
+    refused = bench.verdict("c", 1)
+    assert refused is not None and "ahead of the run's" in refused.reason
+    assert sources_of(bench) == {"b": pids("a")}
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "ab"])
+def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_others_leave(gone: str) -> None:
+    """L1: there is nothing to fetch any more, or nobody to fetch from."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ab")
+    bench.say("a", offer(1, 1, w("a")))
+    bench.say("b", offer(1, 0, w("b")))
+    bench.say("c", offer(1, 0, entry("v", "c")))
+    assert bench.verdict("c", 1) is None
+    for name in gone:
+        bench.leave(name)
+    refused = bench.verdict("c", 1)
+    assert refused is not None and not refused.committed
+    assert bench.snapshot()["transfers"] == {}
+
+
+def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links() -> None:
+    """L1: it ends the sync, as any withdrawal does."""
+    bench = bench_of("a", "b", "c")
+    unlink(bench, "ab")
+    bench.say("a", offer(1, 1, w("a")))
+    bench.say("b", offer(1, 0, w("b")))
+    bench.say("c", offer(1, 0, entry("v", "c")))
+    bench.withdraw("c", 1)
+    assert all(bench.verdict(name, 1) is not None for name in "abc")
 
 
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:

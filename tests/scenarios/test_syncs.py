@@ -40,3 +40,32 @@ def test_who_was_refused_in_a_sync_hears_so_from_another_master(is_over: bool) -
     world.kill_peer(r)
     world.settle(reduces)
     assert all(call.result == p.bit | q.bit for call in reduces)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_is_refused_waits_while_the_others_have_no_plan(dies: bool) -> None:
+    """L3: r is refused in a sync that waits for a link of p and q, and the master dies.
+
+    r went on to its next call. To the next master, which knew of no plan, it seemed to wait for the others and these
+    for it, so all were refused.
+    """
+    world = World()
+    world.start_master("m", 77)
+    p, q, r = world.begin_run("pqr", ("m",))
+    world.settle([p.sync(3, "x"), q.sync(3, "x"), r.sync(3, "x")])
+    world.break_link(p, q)
+    world.run(0.1)
+    syncs, refused = [p.sync(4, "x"), q.sync(4, "y")], r.sync(9, "z")
+    world.run(0.3)
+    reduces = [r.reduce()] if refused.has_ended else []
+    world.run(0.1)
+    if dies:
+        world.kill_master("m")
+        world.run(0.5)
+        world.start_master("m", 78)
+        world.run(1)
+    world.mend_link(p, q)
+    world.settle([*syncs, refused])
+    assert all(call.result == 4 for call in syncs)
+    assert isinstance(refused.result, InvalidUsage)
+    world.settle([*reduces, *(peer.reduce() for peer in (p, q, r)[: 3 - len(reduces)])])

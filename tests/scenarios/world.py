@@ -536,6 +536,11 @@ class World:
         for peer, far in ((one, other), (other, one)):
             peer.handle(events.LinkFailed(far.peer_id, "reset"))
 
+    def mend_link(self, one: Peer, other: Peer) -> None:
+        """It does again."""
+        self._broken_links.discard(frozenset((one.name, other.name)))
+        self.join_link(one, other.peer_id)
+
     def bits(self, peer_ids: Iterable[bytes]) -> int:
         """One bit for each peer."""
         return sum(peer.bit for peer in self.peers if peer.peer_id in set(peer_ids))

@@ -743,8 +743,6 @@ class MasterMachine:
         self._remove_broken_hosts(now_ns)
         if self.is_recovering:
             return  # It has stepped down.
-        self.operations.answer_withdrawals()
-        self._announce_epoch(now_ns)  # They may have to wait until nobody starts what is planned ahead.
         if not self.registry.order:
             # An empty run admits at once, ready or not: nobody has state.
             for peer in self.registry.pending():
@@ -755,6 +753,10 @@ class MasterMachine:
                 self._admit(first, now_ns)
         self._losses.settle()
         self.operations.evaluate(now_ns)
+        while self.operations.needs_new_list:
+            self.registry.renew()
+            self._announce_epoch(now_ns)
+            self.operations.evaluate(now_ns)
         for peer in self._relinked:
             if peer.is_member or not self.paths.lacks_links(peer):
                 peer.unlinked_ns = None

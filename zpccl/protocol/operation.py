@@ -418,9 +418,14 @@ class Operations:
             return False
         missing = [member for member in self.members_of(key) if member not in operation.votes]
         if missing and not operation.void_epoch:
-            self._registry.renew()
-            operation.void_epoch = self._registry.epoch
+            operation.void_epoch = self._registry.epoch + 1
         return not any(member.acknowledged >= operation.void_epoch for member in missing)
+
+    @property
+    def needs_new_list(self) -> bool:
+        """True if a withdrawal waits for a later list than the current one, which voids what is planned ahead."""
+        epoch, waiting = self._registry.epoch, self._withdrawals
+        return bool(waiting) and any(operation.void_epoch > epoch for operation in self.pending.values())
 
     def answer_withdrawals(self) -> None:
         """Answers withdrawals that have waited until the members had reported that may know how the calls ended."""
@@ -563,6 +568,7 @@ class Operations:
         """Plans or answers operations whose votes suffice. Called after every event."""
         while True:
             self._repeat(now_ns)
+            self.answer_withdrawals()  # First: what is withdrawn is not planned. Some wait for their call's turn.
             self._evaluate(now_ns)
             if not self._again:
                 return

@@ -9,7 +9,7 @@
     [1] Links stay down though they connect all members: whoever could pass the state on was refused.
 
 The plan tells each fetcher its sources, which have the whole state now, and its partial seeds, which fetch the same
-(sources.py). While a fetcher has no link to any of these, the plan waits.
+(sources.py). While a fetcher has no link to any of these, the plan waits, and those who are refused wait with it.
 
 Fetchers write what they have fetched to their tensors when the sync is committed, so a failed sync changes no state.
 Peers that have nothing to fetch wait until then, too, and serve blocks. The sync does not wait for lost peers, be they
@@ -50,6 +50,8 @@ class Transfer(Attempt):
     revision: int
     holders: tuple[Peer, ...]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
+    refused: dict[Peer, tuple[Result, str]] = field(default_factory=dict)
+    """Peers that cannot take part, with the reasons, until they hear of it. They are in `calls`, but not in `fetch`."""
     done: set[Peer] = field(default_factory=set)
     logged: set[Peer] = field(default_factory=set)
     """Peers whose dropped sources are in the log."""
@@ -114,15 +116,17 @@ class StateSyncs(Kind[Transfer]):
                     f"group {group}: nobody continues from revision {self.last_revision[group]}; the highest revision "
                     f"offered, {election.revision}, is taken",
                 )
-            self._refuse(election.refused, calls, election.fetch)
-            if election.fetch:
+            if not election.fetch:
+                self._refuse(election.refused, calls, ())
+            else:
                 transfer = Transfer(
                     attempt_id=self._operations.next_attempt_id(),
                     key=operation.key,
-                    calls={peer: call_id for peer, call_id in calls.items() if peer in election.fetch},
+                    calls=calls,
                     revision=election.revision,
                     holders=tuple(election.holders),
                     fetch=election.fetch,
+                    refused=election.refused,
                     done={peer for peer, entries in election.fetch.items() if not entries},
                     offers={peer: offer for peer, offer in offers.items() if peer in election.fetch},
                     agreed_ns=now_ns,
@@ -144,11 +148,22 @@ class StateSyncs(Kind[Transfer]):
             self._outbox.log(Level.WARNING, f"refused in the sync: {names(peers)}: {reason}")
             self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason, others=others)
 
+    def _refuse_waiting(self, transfer: Transfer) -> None:
+        """Refuses those that cannot take part in a transfer, once the others get its plan, or it has failed.
+
+        Who goes on earlier would seem to wait for the others, at a master that takes over while they have no plan.
+        """
+        calls = {peer: transfer.calls.pop(peer) for peer in transfer.refused}
+        refused = {peer: transfer.refused[peer] for peer in self._operations.present(calls)}
+        transfer.refused = {}
+        self._refuse(refused, calls, self._operations.present(transfer.calls))
+
     def _start(self, transfer: Transfer, now_ns: int, *, has_waited: bool) -> None:
         """Sends the plan, unless a fetcher has no source."""
         found = self._find_sources(transfer, now_ns)
         if found.without:
             return
+        self._refuse_waiting(transfer)
         transfer.sources, transfer.partial_seeds, transfer.fetch, transfer.offers = (
             found.sources,
             found.partial_seeds,
@@ -174,7 +189,7 @@ class StateSyncs(Kind[Transfer]):
 
     def _find_sources(self, transfer: Transfer, now_ns: int) -> Sources:
         return find_sources(
-            self._operations.present(transfer.calls),
+            [peer for peer in self._operations.present(transfer.calls) if peer not in transfer.refused],
             self._operations.present(transfer.holders),
             transfer.fetch,
             transfer.offers,
@@ -202,11 +217,12 @@ class StateSyncs(Kind[Transfer]):
 
     def tick(self, now_ns: int) -> None:
         """A sync fails if a fetcher has waited too long for links, and nobody is cut off."""
-        for transfer in self._late(now_ns):
+        for transfer in self._late(now_ns) if self._registry.is_committed else ():
             if not self._paths.surplus(self._registry.members(transfer.group), now_ns):
                 without = names(self._find_sources(transfer, now_ns).without)
                 reason = f"{without}: no data connection to a peer that can send it the shared state"
                 transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason)
+                self._refuse_waiting(transfer)
                 self._operations.decide(transfer)
 
     def _late(self, now_ns: int) -> list[Transfer]:
