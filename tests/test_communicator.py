@@ -27,6 +27,7 @@ from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
 from zpccl.errors import Result
+from zpccl.protocol.peer import State
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, QuantizedDataType, ReduceOp
 
 pytestmark = pytest.mark.e2e
@@ -967,6 +968,34 @@ def test_the_port_of_a_communicator_that_was_dropped_is_free_again() -> None:
             comm.connect()
             listen = listen or loop_of(comm).options.addresses[0]
             del comm
+
+
+def test_a_communicator_may_be_dropped_while_another_one_waits_for_those_before() -> None:
+    """L2: another thread drops it, or garbage is collected in the middle."""
+    comms = [zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1") for _ in range(20)]
+    for comm in comms:
+        comm._loop = comm._make_loop()
+    loops = [loop_of(comm) for comm in comms]
+    del comm, comms[:3]
+
+    def drop_one(frame: FrameType, event: str, argument: Any) -> Any:
+        if "weakref" in frame.f_code.co_filename and event == "line" and comms:
+            comms.pop()
+        return drop_one if "weakref" in frame.f_code.co_filename else None
+
+    with (
+        zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master,
+        contextlib.closing(zpccl.Communicator(master.address)) as last,
+    ):
+        former = sys.gettrace()
+        sys.settrace(drop_one)
+        try:
+            last.connect()
+        finally:
+            sys.settrace(former)
+        comms.clear()
+        assert last.world_size == 1
+    assert all(loop.view.state is State.CLOSED for loop in loops)
 
 
 @pytest.mark.parametrize("thread", ["zpccl-links", "zpccl-state", "zpccl-peer"])

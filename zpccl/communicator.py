@@ -55,7 +55,8 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
 _open_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()
-_dropped_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()  # Of communicators that were not closed; they are ending.
+_dropped_loops: weakref.WeakKeyDictionary[PeerLoop, None] = weakref.WeakKeyDictionary()
+"""Of communicators that were not closed; they are ending. Unlike a set, it may grow while its keys are listed."""
 os.register_at_fork(after_in_child=_open_loops.clear)  # The runs are the parent's.
 os.register_at_fork(after_in_child=_dropped_loops.clear)
 
@@ -170,7 +171,7 @@ class Communicator(Collectives):
         loop = getattr(self, "_loop", None)
         if loop is not None and os.getpid() == self._pid:
             loop.close(waits=False)  # Whoever collects garbage may be a thread that the end would wait for.
-            _dropped_loops.add(loop)
+            _dropped_loops[loop] = None
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
@@ -213,8 +214,9 @@ class Communicator(Collectives):
                 if self._loop.view.state is not State.CLOSED:
                     raise InvalidUsage("connected already")
                 self._loop.close()  # Waits for its end, so that its port is free.
-            for dropped in list(_dropped_loops):  # The same for these.
-                dropped.close()
+            for dropped in [reference() for reference in _dropped_loops.keyrefs()]:  # The same for these.
+                if dropped is not None:
+                    dropped.close()
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
             _open_loops.add(loop)
             call = PendingCall()

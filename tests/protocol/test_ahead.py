@@ -36,6 +36,7 @@ from .harness import (
     MasterBench,
     PeerBench,
     member_list,
+    offer,
     pid,
     pids,
     plan_of,
@@ -658,3 +659,18 @@ def test_a_bound_call_that_follows_another_is_freed_as_soon_as_its_turn_comes() 
     bench.say("c", Acknowledgement(epoch + 1))
     assert bench.verdict("a", 3) == Decision(3, Result.RANK_CONNECTION_LOST, reason="withdrawn")
     assert bench.verdict("b", 3) is None
+
+
+def test_a_call_that_follows_a_withdrawn_one_takes_its_place_before_calls_are_compared() -> None:
+    """L1: a is in a sync, too, so its call at the tag seemed to be missing there, and b was refused with it."""
+    bench = Bench("abc")
+    for name in "ab":
+        bench.call(name)
+        bench.finish(name, 2, AHEAD)
+    bench.call("a", 3, 0)
+    epoch = bench.machine.registry.epoch
+    bench.say("a", Withdraw(2, is_bound=True))
+    bench.say("a", offer(4, 1))
+    bench.say("c", Acknowledgement(epoch + 1))
+    assert bench.verdict("a", 2) == Decision(2, Result.RANK_CONNECTION_LOST, reason="withdrawn")
+    assert bench.verdict("a", 3) is bench.verdict("a", 4) is bench.verdict("b", 2) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -309,3 +310,21 @@ def test_an_update_that_is_given_up_while_the_run_yields_is_answered_once(held: 
         assert [effect.call_id for effect in answers if isinstance(effect, Reject | Resolve)] == [3], "it is alone"
     told = peer.hear(member_list(5, "xya"))
     assert not any(isinstance(effect, Resolve) for effect in told)
+
+
+def test_who_reports_again_by_a_key_that_is_allowed_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3: c and d have one key. It is revoked and allowed again while the master recovers, and only d reports again."""
+    is_of = "zpccl.protocol.master.is_peer_id_of"
+    monkeypatch.setattr(is_of, lambda peer_id, identity: not identity or peer_id in pids("cd"))
+    bench = TakeOver()
+    for name in "abcd":
+        bench.report(name, "abcd", waits=False)
+    candidate = bench.machine.candidate
+    assert candidate is not None
+    for name in "cd":
+        event, report = candidate.reports[pid(name)]
+        candidate.reports[pid(name)] = dataclasses.replace(event, identity="their key"), report
+    bench.handle(events.KeysRevoked({"their key": "guest"}))
+    bench.handle(events.PeerMessageReceived("d1", candidate.reports[pid("d")][1], identity="their key"))
+    adopt(bench)
+    assert bench.names() == "abd"

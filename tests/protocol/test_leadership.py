@@ -276,4 +276,4 @@ def test_a_revoked_key_counts_for_the_report_before_it_alone(how: str) -> None:
         candidate.on_connection_closed("a1")
     elif how == "reports again":
         candidate.add(event, report, 0)
-    assert candidate.revoked == ({"key of a": "a"} if how == "reports" else {})
+    assert candidate.revoked == ({pid("a"): "a"} if how == "reports" else {})

@@ -201,7 +201,8 @@ def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> No
     assert bench.say("n", hello) == []
 
 
-def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver) -> None:
+@pytest.mark.parametrize("masters", [(), ("m:1", "n:2")])
+def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver, masters: tuple[str, ...]) -> None:
     """S6, L3: the one master asks all again only for a member. It could be kept from leading without end."""
     for name in "ab":
         bench.report(name, "ab", waits=False)
@@ -210,7 +211,7 @@ def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver) -> No
     term = candidate.promise.term
     bench.connections["n"] = "n1"
     hello = replace(hello_of("n", b"some other run.."), is_member=False, promised=term + 5, leader=b"another leader..")
-    bench.say("n", hello)
+    bench.say("n", replace(hello, masters=masters))
     assert candidate.promise.term == term and len(candidate.reports) == 2
 
 

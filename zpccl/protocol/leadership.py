@@ -265,7 +265,7 @@ class Candidate:
         self.reports: dict[bytes, tuple[PeerMessageReceived, RunReport]] = {}  # By peer.
         self.held: dict[Hashable, Held] = {}  # Newcomers and pending peers, by connection.
         self.left: dict[bytes, None] = {}
-        self._revoked: dict[bytes, tuple[str, str]] = {}  # By peer that had reported: its key, and the name of that.
+        self._revoked: dict[bytes, str] = {}  # By peer that had reported: the name of its key.
 
     def on_greeted(self, connection: Hashable, now_ns: int) -> None:
         """A member of an earlier run has sent a Hello."""
@@ -367,17 +367,16 @@ class Candidate:
     def revoke(self, names: Mapping[str, str]) -> list[Held]:
         """Keys were revoked. Whoever has reported counts, and is removed later; others are forgotten, and returned."""
         reporters = {peer_id: event.identity for peer_id, (event, _) in self.reports.items()}
-        self._revoked = {peer_id: key for peer_id, key in self._revoked.items() if peer_id in reporters}
-        self._revoked |= {peer_id: (key, names[key]) for peer_id, key in reporters.items() if key in names}
+        self._revoked = self.revoked | {peer_id: names[key] for peer_id, key in reporters.items() if key in names}
         found = [held for held in self.held.values() if held.event.identity in names]
         for held in found:
             self.on_connection_closed(held.event.connection)
         return found
 
     @property
-    def revoked(self) -> dict[str, str]:
-        """Keys of those who have reported that were revoked since, each with its name."""
-        return dict(key for peer_id, key in self._revoked.items() if peer_id in self.reports)
+    def revoked(self) -> dict[bytes, str]:
+        """Peers that have reported and whose keys were revoked since, each with the name of its key."""
+        return {peer_id: name for peer_id, name in self._revoked.items() if peer_id in self.reports}
 
     def on_left(self, connection: Hashable) -> None:
         """A peer leaves the run: it will promise no other master."""
@@ -486,6 +485,10 @@ class Candidate:
     def _has_one_address(self) -> bool:
         """True if the members of the run to adopt know no other master."""
         return all(len(report.hello.masters) <= 1 for report in self._reports_of(self.chosen))
+
+    def may_count(self, hello: Hello) -> bool:
+        """True if a list may count the promise of a peer that is held: there are several masters, it seems."""
+        return len(hello.masters) > 1 and not (self._have_members_reported() and self._has_one_address())
 
     @property
     def chosen(self) -> bytes | None:

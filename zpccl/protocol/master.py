@@ -911,9 +911,9 @@ class MasterMachine:
                 self._masters.forget_if_old(now_ns)
             if not self._masters.difference(hello):  # Else it is refused later: the list of members counts first.
                 self._note_masters(hello)
-            if len(hello.masters) > 1:  # It is turned away in time.
+            if candidate.may_count(hello):
                 self._raise_above(candidate, hello)  # Else the master would step down for it as soon as it leads.
-            else:
+            if len(hello.masters) <= 1:  # Else it is turned away in time.
                 self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
 
     def _may_yield_to(self, hello: Hello) -> bool:
@@ -961,7 +961,9 @@ class MasterMachine:
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for held in candidate.held.values():
             self._on_message(held.event, now_ns)  # For one of them it may have stepped down.
-        self._remove_revoked(candidate.revoked, now_ns)
+        for peer_id, name in candidate.revoked.items():  # Others may have the same key, which is allowed again by now.
+            if peer_id in self.registry.peers:
+                self._kick(self.registry.peers[peer_id], Result.MASTER_CONNECTION_FAILED, _key_reason(name), now_ns)
 
     def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
         reports = [report for _, report in candidate.reports.values()]
@@ -1133,7 +1135,11 @@ class _Dismissed:
 def _why_revoked(peer_id: bytes, names: Mapping[str, str]) -> str:
     """Why a peer is removed, if its key is one of these, each with a name; else empty."""
     found = (name for identity, name in names.items() if is_peer_id_of(peer_id, identity))
-    return next((f"its key, {name}, is no longer allowed" for name in found), "")
+    return next(map(_key_reason, found), "")
+
+
+def _key_reason(name: str) -> str:
+    return f"its key, {name}, is no longer allowed"
 
 
 def _host_reason(peer: Peer) -> str:

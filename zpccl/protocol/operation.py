@@ -569,7 +569,8 @@ class Operations:
         while True:
             self._repeat(now_ns)
             self.answer_withdrawals()  # First: what is withdrawn is not planned. Some wait for their call's turn.
-            self._evaluate(now_ns)
+            if not self._again:  # Else a call that follows a withdrawn one is to take its place.
+                self._evaluate(now_ns)
             if not self._again:
                 return
 
