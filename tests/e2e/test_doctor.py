@@ -55,6 +55,7 @@ def findings(*arguments: str, **options: Any) -> tuple[int, Findings]:
 
 
 def levels(found: Findings, *checks: str) -> list[str]:
+    assert found.keys() >= set(checks), found
     return [found[check]["level"] for check in checks]
 
 
