@@ -99,6 +99,7 @@ FIREWALL = """
 table inet filter {
     chain input {
         type filter hook input priority 0; policy accept;
+        ct state established accept;
         tcp dport 48149-49148 drop;
     }
 }
