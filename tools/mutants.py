@@ -332,6 +332,10 @@ absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_ove
   L2: a returning peer that the adopted list names is told that its token is wrong, or waits without end
   - not known.has_reported and not hello.is_member
   + False
+unaware-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
+  L3: members are removed since one of their host has heard nothing of its admission, as its master died
+  - hello.leader == NO_ID
+  + False
 asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
   B1: asks a peer that promises nothing at each of its Hellos, which are its answers
   - connection in self._asked

@@ -16,9 +16,11 @@ from zpccl.protocol import events
 from zpccl.protocol.leadership import choose_run
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
+    NO_ID,
     Decision,
     Kick,
     Members,
+    Neighbours,
     Plan,
     Refusal,
     Refused,
@@ -187,6 +189,19 @@ def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.NO_QUORUM]
     assert [(c, message.refusal) for c, message in bench.report("a", "abn", 6)] == [("n1", Refusal.REPORT)]
     assert bench.say("n", hello) == []
+
+
+def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: TakeOver) -> None:
+    """L3: the master died as it admitted n. n has nothing to report, and its host would be removed with it."""
+    for name in "ab":
+        bench.report(name, "abn", 6)
+    while bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    bench.connections["n"] = "n1"
+    hello = replace(hello_of("n", NO_ID), is_member=False)
+    told = [message for connection, message in bench.say("n", hello) if connection == "n1"]
+    assert [type(message) for message in told[:3]] == [Welcome, Members, Neighbours]
+    assert bench.machine.registry.have_all_reported and bench.peer("n").is_member
 
 
 def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> None:

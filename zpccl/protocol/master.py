@@ -360,6 +360,8 @@ class MasterMachine:
         is_itself = known is not None and known.has_reported and known.token == hello.token
         if known is not None and is_itself and hello.connection < known.connection_count:
             return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
+        if known is not None and self._has_heard_nothing(known, hello):
+            return self._on_unaware(event, known, hello, now_ns)
         if known is not None and self._has_gone_over(known, hello):
             return self._on_gone_over(event, known, now_ns)
         if self._owes_report(known, hello):
@@ -415,6 +417,21 @@ class MasterMachine:
 
     def _is_of_other_run(self, hello: Hello) -> bool:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
+
+    def _has_heard_nothing(self, known: Peer, hello: Hello) -> bool:
+        """True for a member that the former master has admitted, and that knows nothing of that, nor of this run."""
+        is_unaware = not hello.is_member and hello.run_id == NO_ID and hello.leader == NO_ID
+        return is_unaware and not known.has_reported and known.token in (b"", hello.token)
+
+    def _on_unaware(self, event: PeerMessageReceived, peer: Peer, hello: Hello, now_ns: int) -> None:
+        """Welcomes a member that knows nothing of its run: it has nothing to report, and hears of its admission now."""
+        history = self._history
+        assert history is not None
+        self._recognise(peer, event, hello)
+        self._greet_late(peer)
+        self._takeover.apply(history, now_ns, has_one_address=not self._leader.needs_quorum)
+        self._announce_epoch(now_ns)
+        self.operations.on_members_changed(now_ns)
 
     def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
         """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
@@ -1046,13 +1063,25 @@ class MasterMachine:
             self._propose()  # Before the list is sent.
             others = [other for other in self.registry.order if other is not peer]
             self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
+        self._greet_late(peer)
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
+        self._announce_epoch(now_ns)
+        self.operations.on_members_changed(now_ns)
+
+    def _greet_late(self, peer: Peer) -> None:
+        """Welcomes a peer of the adopted run that comes after the others."""
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
-        self._announce_epoch(now_ns)
-        self.operations.on_members_changed(now_ns)
+
+    def _recognise(self, peer: Peer, event: PeerMessageReceived, hello: Hello) -> None:
+        """A member of the adopted list is here."""
+        peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
+        peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
+        peer.host, peer.host_size = hello.host, hello.host_size
+        self._losses.note_handshake(peer, hello.handshake_ms)
+        self.registry.bind(peer, event.connection)
 
     def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
         """Refuses a member of another run. If nothing was decided there, it may register with this one.
@@ -1080,11 +1109,7 @@ class MasterMachine:
             self._refuse_report(connection, report)
             return None
         if peer is not None:
-            peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
-            peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
-            peer.host, peer.host_size = hello.host, hello.host_size
-            self._losses.note_handshake(peer, hello.handshake_ms)
-            self.registry.bind(peer, connection)
+            self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
