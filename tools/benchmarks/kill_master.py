@@ -11,6 +11,9 @@ has taken over the run. Then it is restarted, as the standby for the next kill.
 With --rolling 3 --seconds 300 two masters are killed in turn, one every 3 s, and restarted at once, whether or not the
 other one leads by then. Meanwhile an additional peer, the visitor, joins and leaves all the time.
 
+With one address a new master waits a second for peers that may know more than those that are there. If all masters are
+killed sooner than that (--pause 1), no call ends before the last one.
+
 With --wan 150,1 the masters are on their own hosts; the paths to them have a one-way delay of 150 ms and lose 1 % of
 the packets. This needs Linux and root (tools/wan). All peers are on one host. A take-over takes seconds there, so allow
 for it between two kills, as with --pause 10: else the master dies before any call has ended.
@@ -344,7 +347,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--kills", 20, "of the master", type=positive)
     add(parser, "--bytes", "1MiB")
     add(parser, "--absence", 5, "seconds without a master, at most", type=float)
-    add(parser, "--pause", 1, "seconds from the start of a master to its kill, at most", type=above_zero)
+    add(parser, "--pause", 3, "seconds from the start of a master to its kill, at most", type=above_zero)
     parser.add_argument("--standby", action="store_true", help="peers know two masters, as with --rolling")
     add(parser, "--rolling", 0, "restart two masters in turn, every so many seconds", type=float)
     add(parser, "--seconds", 60, "of a rolling restart", type=float)
