@@ -127,7 +127,7 @@ def test_what_was_fetched_is_written_despite_an_interrupt(
     def write_slowly(self: Contents) -> None:
         if threading.current_thread() is main and states[0].revision == 0:
             arrays[0][: 2**20] = 7  # A part.
-            time.sleep(0.3)
+            time.sleep(0.3)  # The write takes longer than a timer has between two signals.
         write(self)
 
     monkeypatch.setattr(Contents, "write", write_slowly)
@@ -207,7 +207,7 @@ def test_workers_have_ended_despite_an_interrupt(error: BaseException) -> None:
 
     def work() -> None:
         begun.set()
-        time.sleep(1)
+        time.sleep(1)  # The interrupt comes meanwhile.
         ended.set()
 
     workers.submit(work)
@@ -244,7 +244,7 @@ def test_close_waits_again_after_an_interrupt(run: Run, monkeypatch: pytest.Monk
     finish_jobs = restorer.finish
 
     def finish_slowly() -> None:
-        time.sleep(1)
+        time.sleep(1)  # The interrupt comes meanwhile.
         finish_jobs()
         ended.set()
 
@@ -267,7 +267,7 @@ def test_withdraw_waits_again_after_an_interrupt(
 
     def read_slowly(*arguments: Any, **keywords: Any) -> Any:
         begun.set()
-        time.sleep(1)
+        time.sleep(1)  # The interrupt comes meanwhile.
         ended.set()
         return transfer(*arguments, **keywords)
 

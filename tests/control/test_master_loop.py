@@ -158,7 +158,7 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
         with dealer(loop.address) as peer:
             peer.send(encode(second))
             for _ in range(1000):
-                time.sleep(limits.MS / limits.SECOND)
+                time.sleep(limits.MS / limits.SECOND)  # What must not happen would in any of these turns.
                 turn()
             assert list(loop._generation.values()) == [3], "both have had the same descriptor"
             assert len(loop._known) == 1 and set(loop._routing_id_of.values()) == loop._known
@@ -202,7 +202,7 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
             time.sleep(0.5)  # libzmq closes it, and nobody listens.
             with dealer(loop.address) as second:
                 second.send(encode(hello))
-                time.sleep(0.5)
+                time.sleep(0.5)  # Both have arrived; to see that would be to take one.
                 until(lambda: len(heard_after_a_turn()) == 4)
                 assert heard[2] > heard[3], "the second one was heard first"
                 heard_after_a_turn()

@@ -221,6 +221,11 @@ class MasterBench:
         self.now_ns += after_ns
         return sent(self.handle(events.Tick()))
 
+    def recover(self) -> None:
+        """Lets time pass until the master leads."""
+        while self.machine.is_recovering:
+            self.tick_at_deadline()
+
     def tick_at_deadline(self) -> list[tuple[Hashable, Any]]:
         """Time passes until the master asked to be woken."""
         deadline_ns = self.machine.deadline_ns()

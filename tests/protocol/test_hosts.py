@@ -222,8 +222,7 @@ def test_a_new_master_knows_of_hosts_by_reports(lost: str) -> None:
     for name in "acdb":
         if name != lost:
             bench.report(name, "abcd", hello=of_host(name))
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     assert bench.names() == "abcd"
     while lost and lost in bench.names():
         assert kicked(bench) == {}
@@ -237,8 +236,7 @@ def test_a_host_that_only_the_former_master_had_admitted_comes_late() -> None:
     bench = TakeOver()
     for name in "ab":
         bench.report(name, "ab", hello=of_host(name))
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     late: dict[str, Any] = {"epoch": 6, "round": 1, "since": 6}
     bench.report("e", "abef", hello=of_host("e"), **late)
     assert bench.names() in ("abef", "abfe") and kicked(bench) == {}
@@ -328,8 +326,7 @@ def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
     for name in "abcd":
         bench.report(name, "abcd", 5, round=1, hello=of_host(name))
     come(bench, "e", run_id=OLD_RUN)
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     assert [peer.name for peer in bench.machine.registry.pending()] == ["e"]
     bench.connections["f"] = "f1"
     report = report_of("f", "abcdef", 6, round=2, hello=of_host("f"))
@@ -361,8 +358,7 @@ def test_a_new_master_tells_it_too() -> None:
     for name in "ab":
         bench.report(name, "ab", hello=of_host(name))
     come(bench, "e")
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     assert missing(bench, "e") == [1] and missing(bench, "a") == [0]
 
 

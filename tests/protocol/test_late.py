@@ -13,7 +13,17 @@ from zpccl.limits import SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import Reject, Resolve, Send
 from zpccl.protocol.leadership import Promise
-from zpccl.protocol.messages import Acknowledgement, Linked, Neighbours, Plan, Refusal, Refused, RunReport, Welcome
+from zpccl.protocol.messages import (
+    Acknowledgement,
+    Hello,
+    Linked,
+    Neighbours,
+    Plan,
+    Refusal,
+    Refused,
+    RunReport,
+    Welcome,
+)
 from zpccl.protocol.peer import State
 
 from .harness import MasterBench, PeerBench, entry, member_list, neighbour, offer, pid, pids
@@ -32,12 +42,6 @@ def ask(bench: Standby, name: str, members: str, **facts: Any) -> RunReport:
     return replace(report, hello=replace(hello, promised=0))
 
 
-def adopt(bench: MasterBench) -> None:
-    """Waits until the master adopts the run."""
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
-
-
 # --- The master -------------------------------------------------------------------------------------------------------
 
 
@@ -47,7 +51,7 @@ def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> No
     late = ask(bench, "n", members="abcden", epoch=6, round=2, parent=5, old_members=pids("abcde"))
     for name in "abc":
         bench.report(name, "abcde", 5, round=1, parent=4, old_members=pids("ab"))
-    adopt(bench)
+    bench.recover()
     first = bench.machine.registry.epoch
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
     assert (bench.names(), bench.machine.registry.epoch) == ("abcde", first)
@@ -63,7 +67,7 @@ def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypa
     late = ask(bench, "n", members="abcn", epoch=6, round=2, parent=5, old_members=pids("abc"))
     for name in "abc":
         bench.report(name, "abc", 5, round=1, parent=4, old_members=pids("ab"))
-    adopt(bench)
+    bench.recover()
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
     bench.handle(events.KeysRevoked({"n": "nick"}))
     bench.see("a", "b", "c")
@@ -74,7 +78,7 @@ def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
     """L1: c is of the run that would be next, and the leader hears of a higher promise."""
     bench = TakeOver()
     bench.report("n", "nq", waits=False)
-    adopt(bench)
+    bench.recover()
     bench.connections["c"] = "c1"
     report = report_of("c", "cde", run_id=OTHER_RUN)
     bench.say("c", report.hello)
@@ -108,7 +112,7 @@ def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> N
     bench = Standby()
     for name in "np":
         bench.report(name, "npq", run_id=OLD_RUN)
-    adopt(bench)
+    bench.recover()
     bench.see("n", "p")
     assert bench.names() == "npq"
     for name in "abc":
@@ -130,7 +134,7 @@ def test_who_was_refused_for_good_is_in_no_later_list() -> None:
     bench = Standby()
     for name in "ab":
         bench.report(name, "abc", 5, round=1)
-    adopt(bench)
+    bench.recover()
     bench.see("a", "b")
     bench.tick(limits.QUORUM_WAIT_NS)
     assert bench.names() == "ab"
@@ -141,14 +145,20 @@ def test_who_was_refused_for_good_is_in_no_later_list() -> None:
     assert bench.names() == "abon"
 
 
-def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one() -> None:
-    """S3: a list may count its promise. L1: so the leader asks for promises of a later term, as for a member."""
+def standby_and_newcomer() -> tuple[Standby, Hello]:
+    """The run of a and b is led, and p connects, which says this."""
     bench = Standby()
     for name in "ab":
         bench.report(name, "ab")
     bench.see("a", "b")
     bench.connections["p"] = "p1"
     hello = replace(hello_of("p"), is_member=False, **TWO)
+    return bench, hello
+
+
+def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one() -> None:
+    """S3: a list may count its promise. L1: so the leader asks for promises of a later term, as for a member."""
+    bench, hello = standby_and_newcomer()
     bench.say("p", bench.promising(hello, Promise(bench.machine.term - 1, b"an earlier one.!")))
     assert [peer.peer_id for peer in bench.machine.registry.pending()] == [pid("p")]
     term = bench.machine.term
@@ -164,12 +174,7 @@ def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one
 
 def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
     """B1: it refuses a report by its Hello, and must not be asked again for that."""
-    bench = Standby()
-    for name in "ab":
-        bench.report(name, "ab")
-    bench.see("a", "b")
-    bench.connections["p"] = "p1"
-    hello = replace(hello_of("p"), is_member=False, **TWO)
+    bench, hello = standby_and_newcomer()
     bench.say("p", hello)
     bench.connections["p"] = "p2"
     term = bench.machine.term + 7
@@ -326,5 +331,5 @@ def test_who_reports_again_by_a_key_that_is_allowed_again_stays(monkeypatch: pyt
         candidate.reports[pid(name)] = dataclasses.replace(event, identity="their key"), report
     bench.handle(events.KeysRevoked({"their key": "guest"}))
     bench.handle(events.PeerMessageReceived("d1", candidate.reports[pid("d")][1], identity="their key"))
-    adopt(bench)
+    bench.recover()
     assert bench.names() == "abd"

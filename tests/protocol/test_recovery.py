@@ -191,13 +191,17 @@ def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     assert bench.say("n", hello) == []
 
 
-def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: TakeOver) -> None:
-    """L3: the master died as it admitted n. n has nothing to report, and its host would be removed with it."""
+def adopt_without_n(bench: TakeOver) -> None:
+    """The run of a, b and n is adopted, and n connects after that."""
     for name in "ab":
         bench.report(name, "abn", 6)
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     bench.connections["n"] = "n1"
+
+
+def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: TakeOver) -> None:
+    """L3: the master died as it admitted n. n has nothing to report, and its host would be removed with it."""
+    adopt_without_n(bench)
     hello = replace(hello_of("n", NO_ID), is_member=False)
     told = [message for connection, message in bench.say("n", hello) if connection == "n1"]
     assert [type(message) for message in told[:3]] == [Welcome, Members, Neighbours]
@@ -206,11 +210,7 @@ def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: Tak
 
 def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> None:
     """B1: of the adopted list, n began anew at another master. It answers each request with its Hello."""
-    for name in "ab":
-        bench.report(name, "abn", 6)
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
-    bench.connections["n"] = "n1"
+    adopt_without_n(bench)
     hello = replace(hello_of("n"), is_member=False, promised=bench.machine.term - 1, leader=b"another leader..")
     assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.REPORT]
     assert bench.say("n", hello) == []
@@ -446,8 +446,7 @@ def test_a_report_to_a_master_that_has_given_its_recovery_up_is_asked_for_again(
     (asked,) = (message for _, message in bench.say("a", hello_of("a")))
     bench.hello("x")
     bench.hello("y")
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     assert bench.names() == "x"
     late = report_of("a", "ab", hello=replace(hello_of("a"), promised=asked.term, leader=pid("m")))
     again = [message for to, message in bench.say("a", late) if to == "a1"]
@@ -492,8 +491,7 @@ def test_who_has_heard_a_decision_is_in_no_call() -> None:
     running = running_attempt(7, "abc", (3, 4, 5), spec())
     bench.report("a", "abc", running=(running,))
     bench.report("b", "abc", running=(running,))
-    while bench.machine.is_recovering:
-        bench.tick_at_deadline()
+    bench.recover()
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5),), oldest_call_id=6)
     bench.begin("a", 6, oldest=6)
     bench.begin("b", 6, oldest=6)

@@ -267,13 +267,9 @@ def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
     return world, members, p
 
 
-@pytest.mark.parametrize("b_lives", [False, True])
-def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_lives: bool) -> None:
-    """L1: p is listed and does not hear of it; cut off with c it promises b, which is never elected. a leads again,
-    under a higher term.
-    """
-    world, (a, b, c), p = admit_unaware(Members)
-    assert world.masters["a"].member_names == "abcp" and p.state is State.PENDING
+def promise_the_other(world: World, members: tuple[Peer, Peer, Peer], p: Peer) -> None:
+    """Cut off with c, p promises master b, which is never elected, and is lost. Then c dies."""
+    a, b, c = members
     world.cut([c, p], "a")
     world.cut([a, b], "b")
     world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")
@@ -281,6 +277,16 @@ def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_live
     world.run(1)
     world.filter = lambda peer, message: message
     world.kill_peer(c)
+
+
+@pytest.mark.parametrize("b_lives", [False, True])
+def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_lives: bool) -> None:
+    """L1: p is listed and does not hear of it; cut off with c it promises b, which is never elected. a leads again,
+    under a higher term.
+    """
+    world, (a, b, c), p = admit_unaware(Members)
+    assert world.masters["a"].member_names == "abcp" and p.state is State.PENDING
+    promise_the_other(world, (a, b, c), p)
     world.heal()
     if not b_lives:
         world.kill_master("b")
@@ -436,13 +442,7 @@ def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkey
     and step down for p: n would wait there without end.
     """
     world, (a, b, c), p = admit_unaware(Members)
-    world.cut([c, p], "a")
-    world.cut([a, b], "b")
-    world.until(lambda: p.machine._acceptor.promised.term > world.masters["a"].machine.term, 60, what="p promises b")
-    world.until(lambda: world.masters["a"].member_names == "ab", 60)
-    world.run(1)
-    world.filter = lambda peer, message: message
-    world.kill_peer(c)
+    promise_the_other(world, (a, b, c), p)
     world.kill_master("b")
     world.kill_master("a")
     world.heal()

@@ -13,9 +13,9 @@ from .world import Call, Peer, World
 PENDING, UPDATE = TopologyKind.PENDING, TopologyKind.UPDATE
 
 
-def run_with_joiner() -> tuple[World, Peer, Peer, Peer]:
+def run_with_joiner(kind: type[World] = World) -> tuple[World, Peer, Peer, Peer]:
     """Two members and one that waits to be admitted."""
-    world = World()
+    world = kind()
     world.start_master("m", 77)
     p, q = world.begin_run("pq", ("m",))
     joiner = world.peer("j", ("m",))
@@ -139,13 +139,7 @@ def test_a_decision_that_comes_again_brings_no_plans_for_fewer_members() -> None
 
     What was planned ahead with that decision was planned for the two of them: they would commit it without j.
     """
-    world = TellingWorld()
-    world.start_master("m", 77)
-    p, q = world.begin_run("pq", ("m",))
-    joiner = world.peer("j", ("m",))
-    joiner.connect()
-    world.until(lambda: joiner.state is State.PENDING)
-    world.run(0.5)
+    world, p, q, joiner = run_with_joiner(TellingWorld)
     world.settle([p.reduce(), q.reduce()])
     world.run(0.3)
     world.drop_to_peers |= {"p", "q"}

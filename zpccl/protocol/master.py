@@ -409,7 +409,7 @@ class MasterMachine:
         It is a member here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
         """
         needs_quorum = self._leader.needs_quorum
-        is_known = known is not None and (known.is_member or needs_quorum) and known.token in (b"", hello.token)
+        is_known = known is not None and (known.is_member or needs_quorum) and known.may_have(hello.token)
         has_promised = needs_quorum and not hello.is_member and hello.leader != NO_ID
         is_credible = self.term <= hello.promised <= limits.TERM_MAX - limits.TERM_STEP_MAX
         is_of_run = hello.run_id == self.run_id and (is_known or has_promised)
@@ -421,17 +421,14 @@ class MasterMachine:
     def _has_heard_nothing(self, known: Peer, hello: Hello) -> bool:
         """True for a member that the former master has admitted, and that knows nothing of that, nor of this run."""
         is_unaware = not hello.is_member and hello.run_id == NO_ID and hello.leader == NO_ID
-        return is_unaware and not known.has_reported and known.token in (b"", hello.token)
+        return is_unaware and not known.has_reported and known.may_have(hello.token)
 
     def _on_unaware(self, event: PeerMessageReceived, peer: Peer, hello: Hello, now_ns: int) -> None:
         """Welcomes a member that knows nothing of its run: it has nothing to report, and hears of its admission now."""
         history = self._history
         assert history is not None
         self._recognise(peer, event, hello)
-        self._greet_late(peer)
-        self._takeover.apply(history, now_ns, has_one_address=not self._leader.needs_quorum)
-        self._announce_epoch(now_ns)
-        self.operations.on_members_changed(now_ns)
+        self._welcome_late(peer, history, now_ns, has_one_address=not self._leader.needs_quorum)
 
     def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
         """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
@@ -440,7 +437,7 @@ class MasterMachine:
         """
         waits_anew = not known.has_reported and not hello.is_member
         is_unbound = waits_anew and (hello.run_id != self.run_id or hello.leader == NO_ID)
-        return (is_unbound or self._is_of_other_run(hello)) and known.token in (b"", hello.token)
+        return (is_unbound or self._is_of_other_run(hello)) and known.may_have(hello.token)
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
         """Removes a peer that has gone over, and takes its Hello like that of any other such peer."""
@@ -459,7 +456,7 @@ class MasterMachine:
         return not known.has_reported or (hello.is_member and not has_promised)
 
     def _expect_report(self, connection: Hashable, known: Peer | None, hello: Hello, now_ns: int) -> None:
-        if known is not None and known.token not in (b"", hello.token):
+        if known is not None and not known.may_have(hello.token):
             return self._refuse_session(connection)
         if known is not None and not known.token:  # Its first message, so it now has time for its report.
             known.token, known.disconnected_ns = hello.token, now_ns
@@ -1063,17 +1060,19 @@ class MasterMachine:
             self._propose()  # Before the list is sent.
             others = [other for other in self.registry.order if other is not peer]
             self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
-        self._greet_late(peer)
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
-        self._announce_epoch(now_ns)
-        self.operations.on_members_changed(now_ns)
+        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
 
-    def _greet_late(self, peer: Peer) -> None:
-        """Welcomes a peer of the adopted run that comes after the others."""
+    def _welcome_late(
+        self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, has_gone_on: bool = False
+    ) -> None:
+        """Welcomes a peer of the adopted run that comes after the others, and decides what has waited for it."""
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
+        self._announce_epoch(now_ns)
+        self.operations.on_members_changed(now_ns)
 
     def _recognise(self, peer: Peer, event: PeerMessageReceived, hello: Hello) -> None:
         """A member of the adopted list is here."""
@@ -1104,7 +1103,7 @@ class MasterMachine:
         assert history is not None
         peer = self.registry.peers.get(hello.peer_id)
         connection = event.connection
-        is_other = peer is not None and peer.token not in (b"", hello.token)
+        is_other = peer is not None and not peer.may_have(hello.token)
         if hello.run_id != history.run_id or is_other:
             self._refuse_report(connection, report)
             return None

@@ -123,6 +123,10 @@ class Peer:
         """False for a member of an adopted run that is still to report."""
         return self.phase is not PeerPhase.ABSENT
 
+    def may_have(self, token: bytes) -> bool:
+        """True if the peer sends this token. After a take-over it is known from its first message on."""
+        return self.token in (b"", token)
+
     def on_ready(self) -> None:
         """A pending peer fetches no state ahead any more."""
         if self.phase is PeerPhase.PREFETCHING:
