@@ -20,6 +20,7 @@
 #define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
 #define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
 #define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
+#define ZP__SHM_RING_BYTES (1u << 20) /* one direction of a connection within a host */
 #define ZP__POOL_REGIONS_MAX 16u
 #define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
 #define ZP__BUFFER_BYTES_MIN (256u << 10)	     /* smaller messages come from the heap */

@@ -44,8 +44,10 @@ zp__link *zp__link_find(zp_engine *engine, const uint8_t peer[])
 /* Frees a link whose connections are closed or were never taken over from the caller. */
 static void link_free(zp__link *link)
 {
-	for (uint32_t i = 0; i < link->connection_count; i++)
+	for (uint32_t i = 0; i < link->connection_count; i++) {
 		zp__record_layer_close(link->connections[i].records);
+		zp__shm_close(link->connections[i].shm);
+	}
 	free(link);
 }
 
@@ -169,6 +171,12 @@ static int link_encrypt(zp__link *link, const zp_aead *aeads)
 	return rc;
 }
 
+/* Makes the shared memory of a connection, if it is to have any. */
+static int link_share(zp__link *link, uint32_t index, int fd)
+{
+	return link->engine->config.shared_memory ? zp__shm_open(fd, &link->connections[index].shm) : 0;
+}
+
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,
 		 uint64_t *id)
 {
@@ -183,6 +191,8 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	if (!link)
 		return -ENOMEM;
 	rc = link_encrypt(link, aeads);
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		rc = link_share(link, i, fds[i]);
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
@@ -212,6 +222,9 @@ static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd,
 		if (n != (ssize_t)first_bytes)
 			return n < 0 ? (int)n : -EIO;
 	}
+	rc = link_share(link, index, fd);
+	if (rc < 0)
+		return rc;
 	c->fd = fd;
 	c->records = records;
 	c->watched = c->readable = c->writable = c->hung_up = c->closing = false;
@@ -400,6 +413,16 @@ void zp__link_wake_any(zp__link *link)
 		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
 }
 
+ssize_t zp__connection_send(zp__connection *c, struct iovec *iov, int count)
+{
+	return c->shm ? zp__shm_send(c, iov, count) : zp__sock_send(c->fd, iov, count);
+}
+
+ssize_t zp__connection_receive(zp__connection *c, struct iovec *iov, int count)
+{
+	return c->shm ? zp__shm_receive(c, iov, count) : zp__sock_receive(c->fd, iov, count);
+}
+
 /* Puts a frame at the end of `flow` and wakes a connection for it. */
 void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
 {
@@ -488,6 +511,8 @@ void zp__connection_close(zp__connection *connection)
 	connection->fd = -1;
 	zp__record_layer_close(connection->records);
 	connection->records = NULL;
+	zp__shm_close(connection->shm);
+	connection->shm = NULL;
 	free(connection->tx.aside);
 	zp__memory_unmap(connection->rx.landing, connection->rx.landing_bytes);
 	if (link->open)

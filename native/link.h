@@ -26,6 +26,7 @@
 #include "list.h"
 #include "record.h"
 #include "retransmit.h"
+#include "shm.h"
 #include "zp_api.h"
 
 typedef struct zp__attempt zp__attempt;
@@ -92,6 +93,7 @@ struct zp__connection {
 	zp__thread *thread; /* constant while it is open */
 	uint32_t index;	    /* in link->connections; constant */
 	int fd;		    /* -1: closed */
+	zp__shm *shm;		   /* NULL: its bytes go over the socket. Its contents are owned by the thread */
 	zp__record_layer *records; /* NULL: not encrypted. Its contents are owned by the thread */
 	/* Owned by its thread. */
 	zp__list run_node;
@@ -160,6 +162,10 @@ void zp__connection_close(zp__connection *connection);			/* lock held */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns); /* lock held; the next deadline, or UINT64_MAX */
 void zp__unpark(zp__connection *connection);				/* lock held */
 void zp__unpark_all(zp_engine *engine);					/* lock held */
+
+/* link.c: the bytes of a connection, with the conventions of sock.c; by its thread. */
+ssize_t zp__connection_send(zp__connection *connection, struct iovec *iov, int count);
+ssize_t zp__connection_receive(zp__connection *connection, struct iovec *iov, int count);
 
 /* receive.c, send.c: one turn of a connection, by its thread. 1: call again; 0: nothing to do for now; -errno. */
 int zp__receive_turn(zp__connection *connection);

@@ -48,7 +48,7 @@ void zp__connection_ready(zp__connection *c, bool readable, bool writable, bool 
 {
 	c->hung_up |= hung_up;
 	c->readable |= readable || hung_up;
-	c->writable |= writable;
+	c->writable |= writable || (readable && c->shm); /* A byte on the socket may tell of either. */
 	run_soon(c->thread, c);
 }
 

@@ -38,7 +38,7 @@ static ssize_t receive(zp__connection *c, void *to, size_t wanted, bool ahead)
 	}
 	if (c->records)
 		return zp__record_receive(c, iov, ahead ? 2 : 1);
-	ssize_t n = zp__sock_receive(c->fd, iov, ahead ? 2 : 1);
+	ssize_t n = zp__connection_receive(c, iov, ahead ? 2 : 1);
 	if (n == -EAGAIN || n == -EWOULDBLOCK) {
 		c->readable = false;
 		return 0;

@@ -28,7 +28,7 @@
 
 #include "bounds.h"
 #include "link.h"
-#include "sock.h"
+#include "pieces.h"
 
 #define NONCE_BYTES_MAX 32u
 #define NONCE_BYTES_MIN 8u
@@ -54,33 +54,6 @@ struct zp__record_layer {
 	uint8_t out[BUFFER_BYTES];
 	uint8_t in[BUFFER_BYTES];
 };
-
-/* A cursor over the buffers of an iovec array. */
-typedef struct {
-	const struct iovec *iov;
-	int count;
-	size_t done; /* bytes of the first buffer */
-} pieces;
-
-static bool pieces_left(pieces *p)
-{
-	while (p->count && p->done == p->iov->iov_len) {
-		p->iov++;
-		p->count--;
-		p->done = 0;
-	}
-	return p->count > 0;
-}
-
-static uint8_t *piece_at(const pieces *p)
-{
-	return (uint8_t *)p->iov->iov_base + p->done;
-}
-
-static size_t piece_bytes(const pieces *p)
-{
-	return p->iov->iov_len - p->done;
-}
 
 int zp__record_layer_open(const zp_aead *cipher, zp__record_layer **result)
 {
@@ -160,10 +133,10 @@ static int record_encrypt(zp__record_layer *layer, const uint8_t *text, uint32_t
 }
 
 /* Makes one record of the next pieces. Returns the bytes consumed, or -errno. */
-static ssize_t record_make(zp__record_layer *layer, pieces *from)
+static ssize_t record_make(zp__record_layer *layer, zp__pieces *from)
 {
-	const uint8_t *text = piece_at(from);
-	size_t bytes = piece_bytes(from);
+	const uint8_t *text = zp__piece_at(from);
+	size_t bytes = zp__piece_bytes(from);
 	if (bytes > JOIN_BYTES_MAX || from->count == 1) {
 		bytes = bytes < ZP__RECORD_PLAINTEXT_BYTES ? bytes : ZP__RECORD_PLAINTEXT_BYTES;
 		from->done += bytes;
@@ -171,10 +144,10 @@ static ssize_t record_make(zp__record_layer *layer, pieces *from)
 		uint8_t *joined = layer->out + layer->out_end + ZP__RECORD_PREFIX_BYTES;
 		text = joined;
 		bytes = 0;
-		while (pieces_left(from) && bytes + piece_bytes(from) <= JOIN_BYTES_MAX) {
-			memcpy(joined + bytes, piece_at(from), piece_bytes(from));
-			bytes += piece_bytes(from);
-			from->done += piece_bytes(from);
+		while (zp__pieces_left(from) && bytes + zp__piece_bytes(from) <= JOIN_BYTES_MAX) {
+			memcpy(joined + bytes, zp__piece_at(from), zp__piece_bytes(from));
+			bytes += zp__piece_bytes(from);
+			from->done += zp__piece_bytes(from);
 		}
 	}
 	int rc = record_encrypt(layer, text, (uint32_t)bytes);
@@ -186,7 +159,7 @@ int zp__record_flush(zp__connection *c)
 	zp__record_layer *layer = c->records;
 	if (layer->out_begin < layer->out_end) {
 		struct iovec iov = {layer->out + layer->out_begin, layer->out_end - layer->out_begin};
-		ssize_t n = zp__sock_send(c->fd, &iov, 1);
+		ssize_t n = zp__connection_send(c, &iov, 1);
 		if (n == -EAGAIN || n == -EWOULDBLOCK)
 			n = 0;
 		if (n < 0)
@@ -204,11 +177,11 @@ int zp__record_flush(zp__connection *c)
 ssize_t zp__record_send(zp__connection *c, const struct iovec *iov, int count)
 {
 	zp__record_layer *layer = c->records;
-	pieces from = {iov, count, 0};
+	zp__pieces from = {iov, count, 0};
 	ssize_t taken = 0;
 	int rc = zp__record_flush(c);
-	while (rc > 0 && pieces_left(&from)) {
-		while (pieces_left(&from) && layer->out_end + RECORD_BYTES <= BUFFER_BYTES) {
+	while (rc > 0 && zp__pieces_left(&from)) {
+		while (zp__pieces_left(&from) && layer->out_end + RECORD_BYTES <= BUFFER_BYTES) {
 			ssize_t n = record_make(layer, &from);
 			if (n < 0)
 				return n;
@@ -248,13 +221,13 @@ static int record_decrypt(zp__record_layer *layer)
 }
 
 /* Copies verified plaintext to the caller. Returns the number of bytes. */
-static size_t text_take(zp__record_layer *layer, pieces *to)
+static size_t text_take(zp__record_layer *layer, zp__pieces *to)
 {
 	size_t taken = 0;
-	while (layer->text_begin < layer->text_end && pieces_left(to)) {
+	while (layer->text_begin < layer->text_end && zp__pieces_left(to)) {
 		size_t bytes = layer->text_end - layer->text_begin;
-		bytes = bytes < piece_bytes(to) ? bytes : piece_bytes(to);
-		memcpy(piece_at(to), layer->in + layer->text_begin, bytes);
+		bytes = bytes < zp__piece_bytes(to) ? bytes : zp__piece_bytes(to);
+		memcpy(zp__piece_at(to), layer->in + layer->text_begin, bytes);
 		layer->text_begin += (uint32_t)bytes;
 		to->done += bytes;
 		taken += bytes;
@@ -273,7 +246,7 @@ static int in_fill(zp__connection *c)
 	layer->in_begin = 0;
 	layer->in_end = kept;
 	struct iovec iov = {layer->in + kept, BUFFER_BYTES - kept};
-	ssize_t n = zp__sock_receive(c->fd, &iov, 1);
+	ssize_t n = zp__connection_receive(c, &iov, 1);
 	if (n == -EAGAIN || n == -EWOULDBLOCK) {
 		c->readable = false;
 		return 0;
@@ -290,12 +263,12 @@ static int in_fill(zp__connection *c)
 ssize_t zp__record_receive(zp__connection *c, const struct iovec *iov, int count)
 {
 	zp__record_layer *layer = c->records;
-	pieces to = {iov, count, 0};
+	zp__pieces to = {iov, count, 0};
 	ssize_t taken = 0;
 	int rc = layer->broken ? -EBADMSG : 1;
 	while (rc > 0) {
 		taken += (ssize_t)text_take(layer, &to);
-		if (!pieces_left(&to))
+		if (!zp__pieces_left(&to))
 			break;
 		rc = record_decrypt(layer);
 		layer->broken = rc < 0;

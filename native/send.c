@@ -10,7 +10,6 @@
 #include "engine.h"
 #include "link.h"
 #include "message.h"
-#include "sock.h"
 
 /* Lock held. Takes the next frame of the link; its flow goes to the end of link->flows. False: there is none. */
 static bool frame_take(zp__connection *c)
@@ -60,7 +59,7 @@ static ssize_t frame_send(zp__connection *c)
 	size_t wanted = ZP__HEADER_BYTES + tx->length - tx->sent;
 	if (c->records)
 		return zp__record_send(c, iov, count);
-	ssize_t n = zp__sock_send(c->fd, iov, count);
+	ssize_t n = zp__connection_send(c, iov, count);
 	if (n == -EAGAIN || n == -EWOULDBLOCK)
 		n = 0;
 	if (n >= 0 && (size_t)n < wanted)

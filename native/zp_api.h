@@ -97,6 +97,7 @@ typedef struct {
 	 * messages that one link has to send. */
 	uint64_t messages_queued_bytes_max;
 	uint32_t local_senders_max; /* Connections of a link within this host that send at the same time. 0: all. */
+	uint32_t shared_memory; /* 1: bytes of Unix-domain sockets go through shared memory (shm.c); the other end must do so, too. */
 } zp_engine_config;
 
 /* How elements are quantised; quantise.c defines the format. */

@@ -100,8 +100,8 @@ class Communicator(Collectives):
         host: what names the host of `host_size` peers; the hostname if left out.
         min_world_size: collectives among fewer members fail with `TooFewPeers`, and change nothing, the same for all
             peers of a group. 0 or left out: two are enough. It does not concern the shared state.
-        local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets between
-            themselves, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
+        local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets and shared
+            memory between themselves, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
 
     Raises:
         InvalidArgument: an argument that can never be right, `encrypt=True` without a secret, or a secret without

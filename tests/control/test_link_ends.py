@@ -34,7 +34,7 @@ def test_sockets_within_a_host() -> None:
     with one, other:
         ends = ends_of([one])
     assert ends.is_local and ends.local_address == ends.interface == ends.congestion_control == ""
-    assert str(ends) == "1 Unix-domain sockets"
+    assert str(ends) == "shared memory, 1 Unix-domain sockets"
 
 
 def test_a_broken_connection() -> None:

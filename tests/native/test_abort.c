@@ -4,13 +4,14 @@
  * nothing is left behind: memory, descriptors and threads are counted.
  *
  * Half of the time transfers are cut short at random (support/faults.h), so that frames are cancelled in the middle of
- * their header and body, too. All of it over plain connections, then over encrypted ones, where a frame that
- * is cancelled may be half in a record. Arguments, optional: number of aborts, of those over encrypted connections. */
+ * their header and body, too. All of it over plain connections, over encrypted ones, where a frame that is cancelled
+ * may be half in a record, and over shared memory. Arguments, optional: number of aborts over each of the three. */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "bounds.h"
 #include "check.h"
 #include "support/faults.h"
 #include "support/pair.h"
@@ -18,7 +19,10 @@
 enum { CONNECTIONS = 3, THREADS = 2, COUNT = 16000, BYTES = COUNT * 4, SETS = 6 };
 enum { OUTPUT_BYTES = 2 * BYTES /* of an all-gather; the others have less */ };
 enum { ROUNDS_PER_CHECK = 100, ROUNDS_PER_LINK = 50, ROUNDS_PER_ENGINE = 250 };
-enum { RESIDENT_GROWTH_BYTES_MAX = 16 << 20, IDLE_BYTES_MAX = 4 << 20 }; /* What engines keep mapped for later. */
+enum { RESIDENT_GROWTH_BYTES_MAX = 16 << 20 };
+/* Shared memory that the other end had not passed at first. */
+enum { RINGS_BYTES = 2 * CONNECTIONS * (ZP__SHM_RING_BYTES + 4096) };
+enum { IDLE_BYTES_MAX = (4 << 20) + RINGS_BYTES }; /* What engines keep mapped for later. */
 
 #if defined(__SANITIZE_THREAD__) || defined(EMULATED) /* They are slow. */
 #define ABORTS 2000
@@ -37,7 +41,7 @@ typedef struct {
 
 static buffers sets[SETS]; /* locked whenever no attempt uses them */
 static pair both;
-static bool is_encrypted;
+static bool is_encrypted, is_shared;
 static bool loses_connections; /* now, because the test breaks one */
 static uint64_t next_id, seed = 88172645463325252u;
 
@@ -210,7 +214,7 @@ static void round_engines_close(const attempt *a)
 		both.engines[side] = NULL;
 		memory_check(a, side);
 	}
-	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
+	CHECK(pair_open(&both, THREADS, is_shared) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
 	loses_connections = false;
 }
 
@@ -285,7 +289,7 @@ static void sets_make(void)
 static void test_aborts(uint64_t rounds)
 {
 	held at_first = held_now();
-	CHECK(pair_open(&both, THREADS) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
+	CHECK(pair_open(&both, THREADS, is_shared) == 0 && pair_link(&both, CONNECTIONS, is_encrypted) == 0);
 	next_id = PAIR_FIRST_ATTEMPT;
 	attempt a;
 	attempt_take(&a, 0);
@@ -313,8 +317,8 @@ static void test_aborts(uint64_t rounds)
 	}
 	pair_close(&both);
 	held_check(&at_first, 0);
-	printf("    %lu aborts%s, %lu connections broken on the way\n", (unsigned long)rounds, is_encrypted ? ", encrypted" : "",
-	       (unsigned long)broken);
+	printf("    %lu aborts%s%s, %lu connections broken on the way\n", (unsigned long)rounds,
+	       is_encrypted ? ", encrypted" : "", is_shared ? ", shared memory" : "", (unsigned long)broken);
 }
 
 static zp_link_stats link_stats(int side)
@@ -358,16 +362,17 @@ static int message_round_trip(void)
  * memory for the copy its connection ends. `nth`: the allocation that fails, counted from 1, or 0. */
 static bool half_sent_abort(uint64_t nth)
 {
-	const size_t bytes = 4 << 20;
+	const size_t bytes = 6 << 20;
 	const faults_fault *no_memory = fault_of(FAULTS_MALLOC, FAULTS_FAIL);
 	held before = held_now();
 	uint8_t *input = guarded_new(bytes), *output = guarded_new(bytes);
 	memset(input, 5, bytes);
-	CHECK(pair_open(&both, 1) == 0 && pair_link(&both, 2, is_encrypted) == 0);
+	CHECK(pair_open(&both, 1, is_shared) == 0 && pair_link(&both, 2, is_encrypted) == 0);
 	zp_reduce_plan plan = pair_plan(0, PAIR_FIRST_ATTEMPT, 0, input, output, bytes / 4);
-	plan.frame_bytes = 1 << 20;
+	plan.frame_bytes = 3 << 19;
 	CHECK(zp_reduce_start(both.engines[0], &plan) == 0);
-	/* More than a header has left on each connection, and less than a frame, for that has no room in a socket. */
+	/* More than a header has left on each connection, and less than a frame, for that has no room in a socket, or in
+	 * shared memory. */
 	while (sent_bytes(0) <= 100 || sent_bytes(1) <= 100)
 		poll(NULL, 0, 1);
 	faults_arm(no_memory, nth);
@@ -389,9 +394,11 @@ int main(int argc, char **argv)
 {
 	first_thread();
 	sets_make();
-	for (int encrypted = 0; encrypted < 2; encrypted++) {
-		is_encrypted = encrypted;
-		test_aborts(argc > 1 + encrypted ? strtoull(argv[1 + encrypted], NULL, 10) : encrypted ? ENCRYPTED_ABORTS : ABORTS);
+	const uint64_t aborts[] = {ABORTS, ENCRYPTED_ABORTS, ABORTS};
+	for (int variant = 0; variant < 3; variant++) {
+		is_encrypted = variant == 1;
+		is_shared = variant == 2;
+		test_aborts(argc > 1 + variant ? strtoull(argv[1 + variant], NULL, 10) : aborts[variant]);
 		CHECK(!half_sent_abort(0));
 		uint64_t nth = 1;
 		while (half_sent_abort(nth))

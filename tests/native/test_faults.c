@@ -1,6 +1,6 @@
 /* Every call that can fail, failing in every way that it can, one at a time: two engines move collectives of all kinds and
  * messages, and the first call of a kind fails, then in another run the second, and so on until a run makes fewer calls.
- * Then storms, in which many fail at random. All of it over plain connections, then over encrypted ones.
+ * Then storms, in which many fail at random. All of it over plain connections, over encrypted ones, and over shared memory.
  *
  * Whatever fails, nothing hangs, nothing leaks, no byte is wrong: a call says so, an event says so, or the work is done.
  * After faults that are no failures (EINTR, a short write), and after the loss of one connection of the two, all work is
@@ -34,7 +34,7 @@ typedef struct {
 static attempt attempts[PAIR_KINDS];
 static uint8_t body[100000];
 static uint32_t thread_count = 1;
-static bool is_encrypted;
+static bool is_encrypted, is_shared;
 
 static int32_t value_of(int side, uint64_t kind, size_t i)
 {
@@ -183,7 +183,7 @@ static int work(void)
 {
 	pair both;
 	attempts_reset();
-	int rc = pair_open(&both, thread_count);
+	int rc = pair_open(&both, thread_count, is_shared);
 	if (rc < 0)
 		return rc;
 	rc = pair_link(&both, CONNECTIONS, is_encrypted);
@@ -221,8 +221,8 @@ static void outcome_check(const faults_fault *fault, uint64_t nth, bool struck, 
 			     : struck && fault->outcome >= FAULTS_MAY_END;
 	right &= rc != -EPROTO && rc != -EBADMSG; /* Nobody else is to blame. */
 	if (!right)
-		fprintf(stderr, "%s, call %lu%s: %s\n", fault->name, (unsigned long)nth, is_encrypted ? ", encrypted" : "",
-			rc ? strerror(-rc) : "not seen");
+		fprintf(stderr, "%s, call %lu%s%s: %s\n", fault->name, (unsigned long)nth, is_encrypted ? ", encrypted" : "",
+			is_shared ? ", shared memory" : "", rc ? strerror(-rc) : "not seen");
 	CHECK(right);
 }
 
@@ -242,8 +242,8 @@ static void test_each_call(uint64_t stride)
 			runs++;
 		}
 	}
-	printf("    %lu runs, each with one of %u faults at one call%s\n", (unsigned long)runs, faults_count,
-	       is_encrypted ? ", encrypted" : "");
+	printf("    %lu runs, each with one of %u faults at one call%s%s\n", (unsigned long)runs, faults_count,
+	       is_encrypted ? ", encrypted" : "", is_shared ? ", shared memory" : "");
 }
 
 static void test_storms(uint64_t storms)
@@ -272,9 +272,10 @@ int main(int argc, char **argv)
 	uint64_t storms = argc > 2 ? strtoull(argv[2], NULL, 10) : 300;
 	first_thread();
 	buffers_make();
-	for (uint32_t variant = 0; variant < 4; variant++) {
-		is_encrypted = variant / 2;
+	for (uint32_t variant = 0; variant < 8; variant++) {
 		thread_count = 1 + variant % 2;
+		is_encrypted = variant / 2 % 2;
+		is_shared = variant / 4;
 		uint64_t sparse = is_encrypted || thread_count == 1 ? SPARSE : 1;
 		test_each_call(stride * sparse);
 		test_storms(storms / sparse);

@@ -2,6 +2,7 @@
  * where the one that sends is held up. */
 #include <errno.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "mesh.h"
@@ -11,16 +12,20 @@ enum { CONNECTIONS = 3, CHANNEL = 1, CHANNEL_LATER = 9, BODY_BYTES = 4 << 20, BU
 static zp_engine *engines[2];
 static int fds[2][CONNECTIONS];
 
-static void mesh_open(void)
+static void mesh_open(bool shared)
 {
 	zp_engine_config config = {.thread_count = 2,
 				   .stall_timeout_ms = WAIT_MS,
 				   .message_bytes_max = BODY_BYTES,
 				   .messages_queued_bytes_max = BODY_BYTES,
-				   .local_senders_max = 1};
+				   .local_senders_max = 1,
+				   .shared_memory = shared};
 	int pair[2], bytes = BUFFER_BYTES;
 	for (int i = 0; i < CONNECTIONS; i++) {
-		tcp_pair(pair);
+		if (shared)
+			CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+		else
+			tcp_pair(pair);
 		for (int end = 0; end < 2; end++) { /* Much less than a body is on its way. */
 			fds[end][i] = pair[end];
 			CHECK(setsockopt(pair[end], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);
@@ -63,9 +68,9 @@ static void message_take(int end, uint64_t channel)
 	zp_message_release(engines[end], event.body);
 }
 
-int main(void)
+static void test_what_must_get_through(bool shared)
 {
-	mesh_open();
+	mesh_open(shared);
 	CHECK(zp_channel_open(engines[0], CHANNEL_LATER, -1) == 0);
 	message_send(0, CHANNEL_LATER); /* The other end does not know the channel yet, and reads no further. */
 	message_send(1, CHANNEL);
@@ -81,5 +86,11 @@ int main(void)
 	message_take(1, CHANNEL_LATER);
 	for (int end = 0; end < 2; end++)
 		zp_engine_close(engines[end]);
+}
+
+int main(void)
+{
+	test_what_must_get_through(false);
+	test_what_must_get_through(true);
 	return 0;
 }

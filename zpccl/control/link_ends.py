@@ -31,7 +31,7 @@ class LinkEnds:
 
     def __str__(self) -> str:
         if self.is_local:
-            return f"{self.connections} Unix-domain sockets"
+            return f"shared memory, {self.connections} Unix-domain sockets"
         way = f"{self.local_address} ({self.interface or 'no interface'}) to {self.remote_address}"
         return f"{way}, {self.connections} connections, {self.congestion_control or 'unknown congestion control'}"
 

@@ -367,6 +367,7 @@ class Engine:
                 "message_bytes_max": message_bytes_max,
                 "messages_queued_bytes_max": messages_queued_bytes_max,
                 "local_senders_max": local_senders_max,
+                "shared_memory": True,
             },
         )
         result = ffi.new("zp_engine **")

@@ -16,6 +16,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -37,6 +38,10 @@ const faults_fault faults_all[] = {
 	{"poll: EINTR", FAULTS_POLL, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
 	{"pthread_create: EAGAIN", FAULTS_PTHREAD_CREATE, FAULTS_FAIL, EAGAIN, FAULTS_MUST_END},
 	{"fcntl: EBADF", FAULTS_FCNTL, FAULTS_FAIL, EBADF, FAULTS_MUST_END},
+	{"fcntl of seals: EBADF", FAULTS_SEALS, FAULTS_FAIL, EBADF, FAULTS_RETRANSMITTED},
+	{"memfd_create: EMFILE", FAULTS_MEMFD, FAULTS_FAIL, EMFILE, FAULTS_MUST_END},
+	{"ftruncate: ENOMEM", FAULTS_FTRUNCATE, FAULTS_FAIL, ENOMEM, FAULTS_MUST_END},
+	{"fstat: EIO", FAULTS_FSTAT, FAULTS_FAIL, EIO, FAULTS_RETRANSMITTED},
 	{"ioctl: ENOTTY", FAULTS_IOCTL, FAULTS_FAIL, ENOTTY, FAULTS_HARMLESS},
 	{"getsockopt: ENOBUFS", FAULTS_GETSOCKOPT, FAULTS_FAIL, ENOBUFS, FAULTS_MAY_END},
 	{"setsockopt: EPERM", FAULTS_SETSOCKOPT, FAULTS_FAIL, EPERM, FAULTS_HARMLESS},
@@ -51,6 +56,11 @@ const faults_fault faults_all[] = {
 	{"sendmsg: ENOBUFS", FAULTS_SENDMSG, FAULTS_FAIL, ENOBUFS, FAULTS_RETRANSMITTED},
 	{"sendmsg: EPIPE", FAULTS_SENDMSG, FAULTS_RESET, EPIPE, FAULTS_RETRANSMITTED},
 	{"sendmsg: ECONNRESET", FAULTS_SENDMSG, FAULTS_RESET, ECONNRESET, FAULTS_RETRANSMITTED},
+	{"sendmsg of a descriptor: EINTR", FAULTS_PASS, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
+	{"sendmsg of a descriptor: ETOOMANYREFS", FAULTS_PASS, FAULTS_FAIL, ETOOMANYREFS, FAULTS_MUST_END},
+	{"send: EINTR", FAULTS_SEND, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
+	{"send: ENOBUFS", FAULTS_SEND, FAULTS_FAIL, ENOBUFS, FAULTS_RETRANSMITTED},
+	{"send: EPIPE", FAULTS_SEND, FAULTS_RESET, EPIPE, FAULTS_RETRANSMITTED},
 	{"recvmsg: EINTR", FAULTS_RECVMSG, FAULTS_FAIL, EINTR, FAULTS_HARMLESS},
 	{"recvmsg: EAGAIN", FAULTS_RECVMSG, FAULTS_FAIL, EAGAIN, FAULTS_HARMLESS},
 	{"recvmsg: one byte", FAULTS_RECVMSG, FAULTS_ONE_BYTE, 0, FAULTS_HARMLESS},
@@ -329,8 +339,32 @@ int __wrap_fcntl(int fd, int command, ...)
 	va_start(arguments, command);
 	long argument = va_arg(arguments, long); /* undefined, and ignored, where the command has none */
 	va_end(arguments);
-	FAIL_IF_STRUCK(FAULTS_FCNTL, -1);
+	FAIL_IF_STRUCK(command == F_GET_SEALS ? FAULTS_SEALS : FAULTS_FCNTL, -1);
 	return __real_fcntl(fd, command, argument);
+}
+
+int __real_memfd_create(const char *name, unsigned int flags);
+int __wrap_memfd_create(const char *name, unsigned int flags);
+int __wrap_memfd_create(const char *name, unsigned int flags)
+{
+	FAIL_IF_STRUCK(FAULTS_MEMFD, -1);
+	return __real_memfd_create(name, flags);
+}
+
+int __real_ftruncate(int fd, off_t bytes);
+int __wrap_ftruncate(int fd, off_t bytes);
+int __wrap_ftruncate(int fd, off_t bytes)
+{
+	FAIL_IF_STRUCK(FAULTS_FTRUNCATE, -1);
+	return __real_ftruncate(fd, bytes);
+}
+
+int __real_fstat(int fd, struct stat *status);
+int __wrap_fstat(int fd, struct stat *status);
+int __wrap_fstat(int fd, struct stat *status)
+{
+	FAIL_IF_STRUCK(FAULTS_FSTAT, -1);
+	return __real_fstat(fd, status);
 }
 
 int __real_ioctl(int fd, unsigned long request, void *argument);
@@ -454,11 +488,26 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	struct iovec pieces[PIECES_MAX];
 	struct msghdr copy = *message;
-	const faults_fault *fault = strike(FAULTS_SENDMSG);
+	const faults_fault *fault = strike(message->msg_controllen ? FAULTS_PASS : FAULTS_SENDMSG);
 	ssize_t result;
 	if (fault && transfer_strike(fault, fd, &copy, pieces, &result))
 		return result;
 	return __real_sendmsg(fd, &copy, flags);
+}
+
+/* The engine wakes with it, one byte at a time. */
+ssize_t __real_send(int fd, const void *from, size_t bytes, int flags);
+ssize_t __wrap_send(int fd, const void *from, size_t bytes, int flags);
+ssize_t __wrap_send(int fd, const void *from, size_t bytes, int flags)
+{
+	const faults_fault *fault = strike(FAULTS_SEND);
+	if (fault && fault->effect == FAULTS_RESET)
+		shutdown(fd, SHUT_RDWR);
+	if (fault) {
+		errno = fault->error;
+		return -1;
+	}
+	return __real_send(fd, from, bytes, flags);
 }
 
 ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
@@ -471,5 +520,7 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
 	ssize_t result;
 	if (fault && transfer_strike(fault, fd, &copy, pieces, &result))
 		return result;
-	return __real_recvmsg(fd, &copy, flags);
+	result = __real_recvmsg(fd, &copy, flags);
+	message->msg_controllen = copy.msg_controllen;
+	return result;
 }

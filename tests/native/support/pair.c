@@ -21,13 +21,14 @@ void pair_id(int side, uint8_t id[ZP_PEER_ID_BYTES])
 	memset(id, side + 1, ZP_PEER_ID_BYTES);
 }
 
-int pair_open(pair *both, uint32_t thread_count)
+int pair_open(pair *both, uint32_t thread_count, bool shared)
 {
 	zp_engine_config config = {.thread_count = thread_count,
 				   .stall_timeout_ms = 10 * PAIR_WAIT_MS,
 				   .path_timeout_ms = 10 * PAIR_WAIT_MS,
 				   .message_bytes_max = 1 << 20,
-				   .messages_queued_bytes_max = 1 << 20};
+				   .messages_queued_bytes_max = 1 << 20,
+				   .shared_memory = shared};
 	*both = (pair){{NULL, NULL}};
 	int rc = 0;
 	for (int side = 0; rc == 0 && side < 2; side++) {

@@ -17,8 +17,9 @@ typedef struct {
 /* Whose id the engine of `side` is called by. */
 void pair_id(int side, uint8_t id[ZP_PEER_ID_BYTES]);
 
-/* Opens both engines and PAIR_CHANNEL on them. On failure, -errno, both are closed. */
-int pair_open(pair *both, uint32_t thread_count);
+/* Opens both engines and PAIR_CHANNEL on them; `shared`: their connections use shared memory. On failure, -errno, both are
+ * closed. */
+int pair_open(pair *both, uint32_t thread_count, bool shared);
 
 /* Links them, by encrypted connections or others. On failure there may be a link of one. */
 int pair_link(pair *both, uint32_t connection_count, bool encrypted);

@@ -1,0 +1,466 @@
+/* Shared memory under connections: what goes in comes out, nobody waits for ever, and whatever the process at the other end
+ * does with the socket and the memory, it harms its own connection only. */
+#ifdef ZP_POLL /* A system without it. */
+int main(void)
+{
+	return 0;
+}
+#else
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bounds.h"
+#include "check.h"
+#include "engine.h"
+#include "link.h"
+#include "support/pair.h"
+
+enum { WAIT_MS = 60000, RING_BYTES = ZP__SHM_RING_BYTES, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+
+/* As the engine's end of a connection, without an engine. */
+typedef struct {
+	zp__thread thread;
+	zp__connection connection;
+} end;
+
+static void end_open(end *e, int fd)
+{
+	zp__list_init(&e->thread.run);
+	e->connection = (zp__connection){.fd = fd, .thread = &e->thread};
+	zp__list_init(&e->connection.run_node);
+	CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+	CHECK(zp__shm_open(fd, &e->connection.shm) == 0 && e->connection.shm);
+}
+
+static void end_close(end *e)
+{
+	zp__shm_close(e->connection.shm);
+	close(e->connection.fd);
+}
+
+static ssize_t one_send(end *e, const void *from, size_t bytes)
+{
+	struct iovec iov = {(void *)(uintptr_t)from, bytes};
+	return zp__shm_send(&e->connection, &iov, 1);
+}
+
+static ssize_t one_receive(end *e, void *to, size_t bytes)
+{
+	struct iovec iov = {to, bytes};
+	return zp__shm_receive(&e->connection, &iov, 1);
+}
+
+/* --- Both ends are ours ------------------------------------------------------------------------------------------- */
+
+enum { TOTAL = 48 << 20, PIECES = 3, PIECE_BYTES_MAX = 700000 };
+
+static uint8_t byte_at(uint64_t place)
+{
+	return (uint8_t)(place * 2654435761u >> 13);
+}
+
+typedef struct {
+	end end;
+	uint64_t seed, sent, received;
+	uint8_t *buffer;
+} side;
+
+static size_t pieces_draw(side *s, struct iovec iov[PIECES], int *count, size_t bytes_max)
+{
+	size_t bytes = 0, most = random_next(&s->seed) % 4 ? 300 : PIECE_BYTES_MAX;
+	*count = 1 + (int)(random_next(&s->seed) % PIECES);
+	for (int i = 0; i < *count; i++) {
+		size_t length = random_next(&s->seed) % most, rest = bytes_max - bytes;
+		iov[i] = (struct iovec){s->buffer + bytes, length < rest ? length : rest};
+		bytes += iov[i].iov_len;
+	}
+	return bytes;
+}
+
+static void send_some(side *s)
+{
+	zp__connection *c = &s->end.connection;
+	struct iovec iov[PIECES];
+	int count;
+	size_t wanted = pieces_draw(s, iov, &count, TOTAL - s->sent);
+	for (size_t i = 0; i < wanted; i++)
+		s->buffer[i] = byte_at(s->sent + i);
+	ssize_t n = zp__shm_send(c, iov, count);
+	CHECK(n >= 0 || n == -EAGAIN);
+	if (n < (ssize_t)wanted)
+		c->writable = false;
+	s->sent += n > 0 ? (uint64_t)n : 0;
+}
+
+static void receive_some(side *s)
+{
+	zp__connection *c = &s->end.connection;
+	struct iovec iov[PIECES];
+	int count;
+	size_t wanted = pieces_draw(s, iov, &count, SIZE_MAX);
+	ssize_t n = zp__shm_receive(c, iov, count);
+	CHECK(n >= 0 || n == -EAGAIN);
+	for (ssize_t i = 0; i < n; i++)
+		CHECK(s->buffer[i] == byte_at(s->received + (uint64_t)i));
+	if (n < (ssize_t)wanted)
+		c->readable = false;
+	s->received += n > 0 ? (uint64_t)n : 0;
+}
+
+/* As a thread of the engine: waits for edges, and only when it can do nothing. */
+static void *side_main(void *argument)
+{
+	side *s = argument;
+	zp__connection *c = &s->end.connection;
+	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+	int epoll_fd = epoll_create1(0);
+	CHECK(epoll_fd >= 0 && epoll_ctl(epoll_fd, EPOLL_CTL_ADD, c->fd, &event) == 0);
+	while (s->sent < TOTAL || s->received < TOTAL) {
+		bool sends = c->writable && s->sent < TOTAL, receives = c->readable;
+		if (!sends && !receives) {
+			CHECK(epoll_wait(epoll_fd, &event, 1, WAIT_MS) == 1); /* Else nobody woke it. */
+			zp__connection_ready(c, event.events & EPOLLIN, event.events & EPOLLOUT, false);
+		} else if (sends && (!receives || random_next(&s->seed) % 2)) {
+			send_some(s);
+		} else {
+			receive_some(s);
+		}
+	}
+	close(epoll_fd);
+	return NULL;
+}
+
+static void test_streams(uint64_t seed)
+{
+	side *sides = calloc(2, sizeof *sides);
+	pthread_t threads[2];
+	int fds[2];
+	CHECK(sides && socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	for (int i = 0; i < 2; i++) {
+		end_open(&sides[i].end, fds[i]);
+		sides[i].seed = seed + (uint64_t)i;
+		sides[i].buffer = malloc(PIECES * PIECE_BYTES_MAX);
+		CHECK(sides[i].buffer && pthread_create(&threads[i], NULL, side_main, &sides[i]) == 0);
+	}
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(sides[i].sent == TOTAL && sides[i].received == TOTAL);
+		free(sides[i].buffer);
+		end_close(&sides[i].end);
+	}
+	free(sides);
+}
+
+/* What was written before the end is read before it is seen. */
+static void test_the_rest_is_read(void)
+{
+	static uint8_t bytes[100000];
+	end ends[2];
+	int fds[2];
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	for (int i = 0; i < 2; i++)
+		end_open(&ends[i], fds[i]);
+	CHECK(one_send(&ends[0], bytes, sizeof bytes) == sizeof bytes);
+	end_close(&ends[0]);
+	CHECK(one_receive(&ends[1], bytes, 1) == 1);
+	CHECK(one_receive(&ends[1], bytes, sizeof bytes) == sizeof bytes - 1);
+	CHECK(one_receive(&ends[1], bytes, 1) == -ECONNRESET);
+	end_close(&ends[1]);
+}
+
+static bool is_mapped(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[512];
+	bool found = false;
+	CHECK(maps);
+	while (fgets(line, sizeof line, maps))
+		found |= strstr(line, "memfd:zpccl") != NULL;
+	fclose(maps);
+	return found;
+}
+
+static void test_children_do_not_inherit_it(void)
+{
+	end one;
+	int fds[2], status;
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	end_open(&one, fds[0]);
+	CHECK(is_mapped());
+	pid_t child = fork();
+	if (child == 0)
+		_exit(is_mapped());
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	end_close(&one);
+	close(fds[1]);
+	CHECK(!is_mapped());
+}
+
+/* --- The other end is made by hand -------------------------------------------------------------------------------- */
+
+/* The memory as the other process has it. */
+typedef struct {
+	_Alignas(64) _Atomic uint64_t written;
+	_Atomic uint32_t reader_waits;
+	_Alignas(64) _Atomic uint64_t read;
+	_Atomic uint32_t writer_waits;
+	_Alignas(4096) uint8_t bytes[RING_BYTES];
+} ring;
+
+typedef struct {
+	end end; /* the engine's */
+	int fd;	 /* ours */
+	ring *out, *in;
+} hand;
+
+static int memory_new(size_t bytes, int seals)
+{
+	int memory = memfd_create("by hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	CHECK(memory >= 0 && ftruncate(memory, (off_t)bytes) == 0 && fcntl(memory, F_ADD_SEALS, seals) == 0);
+	return memory;
+}
+
+static ring *memory_map(int memory)
+{
+	ring *r = mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+	CHECK(r != MAP_FAILED);
+	return r;
+}
+
+static void pass(int fd, const int *fds, uint32_t count)
+{
+	char control[CMSG_SPACE(2 * sizeof *fds)] = {0}, byte = 0;
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control};
+	message.msg_controllen = CMSG_SPACE(count * sizeof *fds);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	*header = (struct cmsghdr){
+		.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(count * sizeof *fds)};
+	memcpy(CMSG_DATA(header), fds, count * sizeof *fds);
+	CHECK(sendmsg(fd, &message, 0) == 1);
+}
+
+/* Passes what `passes` says, and closes our copy. */
+static void pass_one(hand *h, int memory)
+{
+	pass(h->fd, &memory, 1);
+	close(memory);
+}
+
+static void hand_open(hand *h)
+{
+	int fds[2];
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	*h = (hand){.fd = fds[1]};
+	end_open(&h->end, fds[0]);
+}
+
+/* What we write, and what the engine's end writes. */
+static void hand_share(hand *h)
+{
+	int memory = memory_new(sizeof(ring), SEALS), theirs;
+	h->out = memory_map(memory);
+	pass_one(h, memory);
+	char control[CMSG_SPACE(sizeof theirs)], byte;
+	struct iovec iov = {&byte, 1};
+	struct msghdr message = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	CHECK(recvmsg(h->fd, &message, 0) == 1);
+	memcpy(&theirs, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof theirs);
+	CHECK(ftruncate(theirs, 0) < 0 && ftruncate(theirs, 2 * sizeof(ring)) < 0);
+	h->in = memory_map(theirs);
+	close(theirs);
+}
+
+static void hand_close(hand *h)
+{
+	if (h->out)
+		CHECK(munmap(h->out, sizeof(ring)) == 0 && munmap(h->in, sizeof(ring)) == 0);
+	end_close(&h->end);
+	close(h->fd);
+}
+
+static void pass_nothing(hand *h)
+{
+	CHECK(send(h->fd, "", 1, 0) == 1);
+}
+
+static void pass_too_little(hand *h)
+{
+	pass_one(h, memory_new(sizeof(ring) - 4096, SEALS));
+}
+
+static void pass_what_may_shrink(hand *h)
+{
+	pass_one(h, memory_new(sizeof(ring), F_SEAL_GROW | F_SEAL_SEAL));
+}
+
+static void pass_what_may_not_be_written(hand *h)
+{
+	pass_one(h, memory_new(sizeof(ring), SEALS | F_SEAL_WRITE));
+}
+
+static void pass_a_file(hand *h)
+{
+	FILE *file = tmpfile();
+	CHECK(file);
+	pass_one(h, dup(fileno(file)));
+	fclose(file);
+}
+
+static void pass_a_socket(hand *h)
+{
+	pass_one(h, socket(AF_UNIX, SOCK_STREAM, 0));
+}
+
+static void pass_two_at_once(hand *h)
+{
+	int memories[2] = {memory_new(4096, SEALS), memory_new(4096, SEALS)};
+	pass(h->fd, memories, 2);
+	close(memories[0]);
+	close(memories[1]);
+}
+
+static void pass_it_twice(hand *h)
+{
+	pass_one(h, memory_new(sizeof(ring), SEALS));
+	pass_one(h, memory_new(sizeof(ring), SEALS));
+}
+
+/* Nothing that is passed counts as memory, and no descriptor is kept. */
+static void test_what_is_no_memory(void)
+{
+	void (*const ways[])(hand *) = {pass_nothing, pass_too_little,	pass_what_may_shrink, pass_what_may_not_be_written,
+					pass_a_file,  pass_a_socket,	pass_two_at_once,     pass_it_twice};
+	for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+		for (int first_sends = 0; first_sends < 2; first_sends++) {
+			int before = open_fds();
+			static uint8_t bytes[RING_BYTES + 1];
+			hand h;
+			hand_open(&h);
+			ways[i](&h);
+			ssize_t n = first_sends ? one_send(&h.end, bytes, sizeof bytes) : 0; /* It looks when it is full. */
+			if (n >= 0)
+				n = one_receive(&h.end, bytes, 1);
+			if (first_sends) /* It has noticed already, and may have told of the bytes instead. */
+				CHECK(n < 0);
+			else
+				CHECK(n == -EPROTO || n == -EPERM);
+			hand_close(&h);
+			CHECK(open_fds() == before);
+		}
+}
+
+/* Positions that cannot be: more in the ring than fits, or less than nothing. */
+static void test_positions(void)
+{
+	static const uint64_t written[] = {99, 101 + RING_BYTES, 0, UINT64_MAX};
+	static const uint64_t read[] = {101, 99 - (uint64_t)RING_BYTES, 100 + (uint64_t)RING_BYTES, UINT64_MAX / 2};
+	static uint8_t bytes[2 * RING_BYTES];
+	for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+		hand h;
+		hand_open(&h);
+		hand_share(&h);
+		h.out->written = 100;
+		CHECK(one_receive(&h.end, bytes, sizeof bytes) == 100 && h.out->read == 100);
+		h.out->written = written[i];
+		CHECK(one_receive(&h.end, bytes, sizeof bytes) == -EPROTO);
+		CHECK(one_send(&h.end, bytes, 100) == 100 && h.in->written == 100);
+		h.in->read = read[i];
+		CHECK(one_send(&h.end, bytes, 100) == -EPROTO && h.in->written == 100);
+		hand_close(&h);
+	}
+}
+
+/* What we change in the memory besides, at any time, is nobody's position. */
+static void test_its_own_positions_are_not_believed(void)
+{
+	static uint8_t bytes[RING_BYTES];
+	hand h;
+	hand_open(&h);
+	hand_share(&h);
+	h.out->written = 10;
+	CHECK(one_receive(&h.end, bytes, 10) == 10 && one_send(&h.end, bytes, 10) == 10);
+	h.out->read = 1000000;
+	h.in->written = 1000000;
+	h.out->written = 20;
+	CHECK(one_receive(&h.end, bytes, sizeof bytes) == 10 && h.out->read == 20);
+	CHECK(one_send(&h.end, bytes, 10) == 10 && h.in->written == 20);
+	hand_close(&h);
+}
+
+/* Bytes on the socket that tell nothing cost a bounded time, and the connection if there are very many. */
+static void test_idle_wakes(void)
+{
+	static uint8_t bytes[65536];
+	hand h;
+	hand_open(&h);
+	hand_share(&h);
+	for (int i = 0; i < 200; i++)
+		pass_nothing(&h);
+	CHECK(one_receive(&h.end, bytes, 1) == -EAGAIN);
+	CHECK(fcntl(h.fd, F_SETFL, O_NONBLOCK) == 0 && send(h.fd, bytes, sizeof bytes, 0) > 10000);
+	CHECK(one_receive(&h.end, bytes, 1) == -EPROTO);
+	hand_close(&h);
+}
+
+/* A reader that does not read is not woken more often than its socket can hold, and costs nobody anything. */
+static void test_who_does_not_look(void)
+{
+	static uint8_t bytes[1000];
+	hand h;
+	hand_open(&h);
+	hand_share(&h);
+	for (int i = 0; i < 1000000 / (int)sizeof bytes; i++) {
+		h.in->reader_waits = 1;
+		CHECK(one_send(&h.end, bytes, sizeof bytes) == sizeof bytes);
+		h.in->read = h.in->written;
+	}
+	hand_close(&h);
+}
+
+/* The same in an engine: the link is lost, and says why. */
+static void test_an_engine(void)
+{
+	pair both;
+	int fds[2];
+	uint8_t id[ZP_PEER_ID_BYTES];
+	uint64_t link;
+	zp_event event;
+	pair_id(1, id);
+	CHECK(pair_open(&both, 1, true) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	CHECK(zp_link_open(both.engines[0], id, fds, NULL, 1, &link) == 0);
+	CHECK(send(fds[1], "", 1, 0) == 1);
+	event_await(both.engines[0]);
+	CHECK(zp_engine_poll(both.engines[0], &event) == 1 && event.kind == ZP_EVENT_LINK_LOST && event.status == -EPROTO);
+	close(fds[1]);
+	pair_close(&both);
+}
+
+int main(void)
+{
+	test_streams(7);
+	test_streams(1234567);
+	test_the_rest_is_read();
+	test_children_do_not_inherit_it();
+	test_what_is_no_memory();
+	test_positions();
+	test_its_own_positions_are_not_believed();
+	test_idle_wakes();
+	test_who_does_not_look();
+	test_an_engine();
+	return 0;
+}
+#endif
