@@ -345,6 +345,24 @@ def test_a_master_that_loses_all_at_once_waits_for_them(bench: MasterBench) -> N
     assert bench.names() == "bc"
 
 
+def test_who_is_cut_off_again_meanwhile_is_waited_for_as_long(bench: MasterBench) -> None:
+    """L3: the network of the master broke again while one was still away, and all were removed a moment later."""
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.disconnect(name)
+    for name in "ab":
+        bench.hello(name, welcomed=True)
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    for name in "ab":
+        bench.disconnect(name)
+    bench.tick(1)
+    assert bench.names() == "ab"
+    bench.tick(limits.RECOVERY_WAIT_NS - 2)
+    assert bench.names() == "ab"
+    bench.tick(1)
+    assert bench.names() == ""
+
+
 def test_a_newcomer_ends_the_wait_for_those_who_are_gone(bench: MasterBench) -> None:
     """L2: they may all be dead."""
     bench.members("a", "b")

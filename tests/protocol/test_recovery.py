@@ -915,6 +915,25 @@ def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
     assert bench.names() == "a"
 
 
+def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: TakeOver) -> None:
+    """Minority, seed 16239064, S6: the members were cut off just after the take-over. Those who had not reported were
+    removed 4 s after the network was back, one of them a moment after its Hello."""
+    for name in "ab":
+        bench.report(name, "abcd")
+    bench.tick_at_deadline()
+    for name in "ab":
+        bench.disconnect(name)
+    for name in "ab":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    bench.connections["c"] = "c1"
+    assert [m.refusal for _, m in bench.say("c", hello_of("c"))] == [Refusal.REPORT]
+    bench.tick(1)
+    assert bench.names() == "abc"
+    bench.say("c", report_of("c", "abcd"))
+    assert (bench.names(), bench.machine.is_alone) == ("abc", False)
+
+
 def test_a_newcomer_whose_round_was_done_anew_is_not_admitted(bench: TakeOver) -> None:
     """Split, seed 5439, L1: the others were elsewhere in their programs, and all waited for each other."""
     for name in "ab":

@@ -7,9 +7,9 @@ one address disconnect at about the same time, the master takes its own network 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
     DOWN      -                                BACK        UP                          never
-    BACK      -                                -           UP                          some time after it came back
+    BACK      -                                -           UP                          some time after it came back [2]
 
-    [1] BACK if a pending peer is connected.
+    [1] BACK if a pending peer is connected. [2] Or after they disconnected again or said Hello, if later.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ class Losses:
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self._recovery_wait_ns, self._longest_grace_ns)
         if self.network is not NetworkState.UP and peer.is_member:
-            return None if self.network is NetworkState.DOWN else self._back_ns + recovery_wait_ns
+            if self.network is NetworkState.DOWN:
+                return None
+            # Who was back and is cut off again, or has said Hello and is to report, gets the whole time for that.
+            return max(self._back_ns, peer.disconnected_ns) + recovery_wait_ns
         if may_be_elsewhere:
             wait_ns = limits.CUT_OFF_WAIT_NS if self._is_linked(peer) else limits.QUORUM_WAIT_NS
             return peer.disconnected_ns + max(recovery_wait_ns, wait_ns)
