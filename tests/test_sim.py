@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,11 +35,14 @@ from zpccl.protocol.messages import (
     PeerMessage,
     Plan,
     Reducing,
+    Refusal,
+    Refused,
     Report,
     TopologyKind,
     Vote,
     Votes,
 )
+from zpccl.protocol.peer import State
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
 from zpccl.sim.checkers import Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
@@ -308,6 +312,24 @@ def test_catches_a_list_that_descends_from_an_older_one(duellists: tuple[FakeMas
     one.commit(6)
     with pytest.raises(Violation, match="S3"):
         other.commit(epoch)
+
+
+@pytest.mark.parametrize("run_id", [b"run", b"another"])
+def test_only_its_own_run_refuses_a_member_for_good(duellists: tuple[FakeMaster, FakeMaster], run_id: bytes) -> None:
+    """L3; duel, seed 16030793: a master that led another run refused s. The run of s yielded to that one later, which
+    admitted s like any newcomer, and s left. What s said as it registered named the run that it came from.
+    """
+    one, other = duellists
+    left = SimpleNamespace(run_id=run_id, epoch=1, state=State.CLOSED)
+    node = cast(Any, SimpleNamespace(peer_id=b"s" * 16, machine=left, list=("one", "other")))
+    cluster = one.checker.cluster
+    cluster.nodes[node.peer_id] = node
+    cluster.node_of = lambda connection: node  # type: ignore[method-assign]
+    refused = Refused(Refusal.UNKNOWN_SESSION, "", b"run", epoch=2)
+    one.checker.on_master_message(cast(Any, one), "", refused)
+    other.propose(9, "pqrs", 1)
+    with pytest.raises(Violation, match="L3") if run_id == b"run" else nullcontext():
+        other.commit(9)
 
 
 def test_catches_a_commit_that_another_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
