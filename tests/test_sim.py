@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -137,6 +138,22 @@ def test_dying_joiners_abort_nothing() -> None:
 def test_who_died_long_ago_may_be_removed() -> None:
     """S6: a master that all members have left keeps its list until newcomers have waited for them."""
     run_seed(812702, faults="paths", steps=300)
+
+
+def test_newcomers_after_the_healing_can_be_dialled() -> None:
+    """L2, flaky, seed 16039682: after the healing a group lost the only peer that could be dialled, for a connection
+    that had been broken before. Another one was left, and all newcomers were behind NATs, too, for a minute."""
+    cluster = Cluster(0, peer_count=8, script=replace(SIMPLE, is_parted=True))
+    cluster.run(steps=1000)
+    cluster.heal()
+    before = cluster.live_nodes()
+    for node in before:
+        if not node.is_behind_nat:
+            node.leave()
+            cluster.restart(node)
+    assert cluster.quiesces()
+    assert any(node.is_behind_nat for node in cluster.live_nodes())
+    assert [node.name for node in cluster.live_nodes() if node.is_behind_nat and node not in before] == []
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

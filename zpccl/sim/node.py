@@ -21,7 +21,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.clock import LocalClock, Timer
 from zpccl.sim.dataplane import SimulatedState, digest_of
-from zpccl.sim.faults import Faults
+from zpccl.sim.faults import HEALED, Faults
 from zpccl.sim.network import Connection
 from zpccl.sim.program import (
     Action,
@@ -219,7 +219,9 @@ class SimulatedPeer:
         """Whose peers come and go together; empty: it does by itself."""
         self.identity = f"the key of {name}"
         self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
-        self.is_behind_nat = cluster.script.is_parted and self.peer_id[0] % 2 == 0
+        # Whoever can be dialled may still die of an earlier fault once faults have ended: its successor has to be, too.
+        is_parted = cluster.script.is_parted and cluster.faults is not HEALED
+        self.is_behind_nat = is_parted and self.peer_id[0] % 2 == 0
         """Nobody can dial it."""
         self.is_revoked = False
         is_slow = self.rng.random() < cluster.faults.slow_chance and cluster.injector.strikes("slow_chance")

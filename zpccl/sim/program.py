@@ -64,7 +64,8 @@ class Script:
     """Tensors are large, paths have rates of their own, and these change."""
 
     is_parted: bool = False
-    """Half of the peers are behind a NAT: nobody can dial them, so two of them never have a link."""
+    """Half of the peers that start before the healing are behind a NAT: nobody can dial them, so two of them never have
+    a link."""
 
     def kind_of(self, tag: int) -> CollectiveKind:
         """The kind of the collective with a tag: often an all-reduce."""
