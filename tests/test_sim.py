@@ -365,6 +365,19 @@ def test_catches_a_commit_that_another_has_lost(monkeypatch: pytest.MonkeyPatch)
         checker.on_end()
 
 
+def test_messages_belong_to_the_run_of_the_welcome() -> None:
+    """S3: a master begins a run with a peer that has left it, and is by now a member at another one (seed 16033457)."""
+    cluster = Cluster(3, peer_count=2, masters=2, script=SIMPLE)
+    cluster.run(steps=500, faults=STILL)
+    leader, other = cluster.masters
+    node = next(iter(cluster.live_nodes()))
+    assert node.connection is not None
+    assert leader.key(node.connection.name, 5) == (node.machine.run_id, 5)
+    late = cluster.network.open(node, "one that it has left", other)
+    assert other.key(late.name, 5) == (other.machine.run_id, 5)
+    assert other.machine.run_id != node.machine.run_id
+
+
 # --- The fake world ---------------------------------------------------------------------------------------------------
 
 

@@ -143,6 +143,9 @@ RECONNECT_INTERVAL_MAX_NS = 500 * MS
 RECOVERY_GRACE_NS = 1 * SECOND
 """How long a new master waits for reports of peers of its predecessor, from the first report on; and how long after its
 start it waits before it admits the first peer of a new run."""
+LATE_TICK_NS = 200 * MS
+"""A master that looks for an earlier run and gets a Tick this late has stood still: what has come meanwhile may not be
+read yet. A busy machine may delay a Tick by some milliseconds."""
 TERM_STEP_MAX = 4096
 """A new master adds a random step of at most this size to the highest term it knows."""
 TERM_MAX = 2**30

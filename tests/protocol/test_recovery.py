@@ -171,14 +171,58 @@ def test_a_newcomer_leaves_time_to_members_of_whom_others_tell(bench: TakeOver) 
     assert bench.names() == "a"
 
 
+@pytest.mark.parametrize("comes_before", [True, False])
+@pytest.mark.parametrize("masters", [(), ("m", "s")])
+def test_a_master_that_stood_still_reads_on_first(
+    bench: TakeOver, masters: tuple[str, ...], comes_before: bool
+) -> None:
+    """L3: no newcomer begins a run while the Hello of a member waits to be read (seed 16242162).
+
+    The master is restarted and stands still while the time of newcomers passes. Then it reads what has come, but not
+    all at once, and the Hello of a newcomer comes first.
+    """
+    begins = bench.machine.run_id if masters else NO_ID
+    if comes_before:
+        bench.hello("n", masters=masters, begins=begins)
+    bench.now_ns += limits.RECOVERY_GRACE_NS + SECOND
+    if not comes_before:
+        bench.hello("n", masters=masters, begins=begins)
+    else:
+        bench.tick()
+    assert bench.names() == ""
+    bench.report("a", "a", 5, hello=replace(hello_of("a"), masters=masters))
+    assert bench.names() == "a"
+    assert [peer.name for peer in bench.machine.registry.pending()] == ["n"]
+
+
+def test_a_master_that_did_not_stand_still_begins_a_run_at_once(bench: TakeOver) -> None:
+    """L2: newcomers need not wait where nobody has come since the end of the grace period."""
+    bench.tick_at_deadline()
+    assert bench.machine.deadline_ns() is None
+    bench.now_ns += 3600 * SECOND
+    bench.hello("n")
+    assert bench.names() == "n"
+
+
+def test_a_newcomer_waits_no_longer_than_the_grace_period_once_more(bench: TakeOver) -> None:
+    """L2: after the master has stood still, while no member comes."""
+    bench.hello("n")
+    bench.tick(limits.RECOVERY_GRACE_NS + SECOND)
+    assert bench.names() == ""
+    went_on_ns = bench.now_ns
+    bench.tick_at_deadline()
+    assert bench.names() == "n"
+    assert bench.now_ns == went_on_ns + limits.RECOVERY_GRACE_NS
+
+
 def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
     """L2: though more peers that were pending keep coming."""
     bench.hello("n")
-    for name in "pqr":
+    for name in "pqrs":
         bench.connections[name] = name + "1"
         bench.say(name, replace(hello_of(name), is_member=False))
         assert bench.names() == ""
-        bench.tick(limits.RECOVERY_WAIT_NS // 3 + 1)
+        bench.tick(limits.RECOVERY_WAIT_NS // 4)
     assert bench.names() == "n"
 
 

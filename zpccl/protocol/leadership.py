@@ -240,7 +240,7 @@ class Candidate:
     """Collects the promises of members of an earlier run, and the Hellos of other peers.
 
     Args:
-        now_ns: when the master started to recover.
+        now_ns: when the master started to recover. After it has stood still, newcomers wait as after a start.
         grace_ns: how long it waits for further peers after the first one, and for a first one while a newcomer waits.
         wait_ns: how long it waits for reports that it has requested.
         promise: the leadership that it asks for.
@@ -401,7 +401,7 @@ class Candidate:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due; None while only another event can change anything."""
-        due = [self._reports_due_ns(), self._minority_due_ns()]
+        due = [self._reports_due_ns(), self._minority_due_ns(), self._started_ns + self._grace_ns]
         due += map(self._newcomer_due_ns, self.held.values())
         return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
 
@@ -463,6 +463,9 @@ class Candidate:
 
         Without any reports of members: once a newcomer may begin a run.
         """
+        due_ns = self.deadline_ns()
+        if due_ns is not None and now_ns > due_ns + limits.LATE_TICK_NS:
+            self._started_ns = now_ns  # It stood still, and may have yet to read the Hellos of members.
         self._looked_ns = now_ns
         is_late = self._is_late(now_ns)
         if self._have_members_reported():

@@ -16,7 +16,7 @@ from zpccl.limits import MS, SECOND
 from zpccl.protocol import effects, events
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id
 from zpccl.protocol.master import MasterMachine
-from zpccl.protocol.messages import StateEntry, SyncSpec, TopologySpec, Vote
+from zpccl.protocol.messages import StateEntry, SyncSpec, TopologySpec, Vote, Welcome
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.session import Session, SessionEvent
 from zpccl.sim.clock import LocalClock, Timer
@@ -70,14 +70,16 @@ class SimulatedMaster:
         self._busy_ns_max = 0
         self.went_on_ns: int | None = None
         """When it last took several events at once."""
+        self._run_of: dict[str, bytes] = {}  # By connection.
         self._timer: Timer | None = None
         self.restart(machine, clock)
 
     def key(self, connection: str, number: int) -> RunKey:
-        """The key of an epoch or attempt in a message on a connection: in the run of that member, else its own run."""
-        node = self._cluster.node_of(connection)
-        is_member = node is not None and node.machine.state is State.MEMBER
-        return node.machine.run_id if node is not None and is_member else self.machine.run_id, number
+        """The key of an epoch or attempt in a message on a connection: in the run whose Welcome went out on it last.
+
+        Its peer may be a member of another run by then: the master learns later that the connection is broken.
+        """
+        return self._run_of.get(connection, self.machine.run_id), number
 
     @property
     def lifetime(self) -> tuple[int, int, int]:
@@ -181,6 +183,8 @@ class SimulatedMaster:
                     if self.has_died():
                         return
                 sends_left -= 1
+                if isinstance(effect.message, Welcome):
+                    self._run_of[str(connection)] = effect.message.run_id
                 cluster.checkers.on_master_message(self, str(connection), effect.message)
                 cluster.network.send_to_peer(connection, effect.message)
         cluster.checkers.on_master_step(self)
