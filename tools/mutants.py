@@ -880,6 +880,14 @@ adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit test
   L3: members are refused because a master took over the run of a newcomer that is alone
   - has_history = self._history is not None and self._history.has_decided
   + has_history = self._history is not None
+old-hello-speaks-for-a-member: protocol.master:MasterMachine._ask_again (unit tests)
+  L3: a Hello that comes late on a broken connection removes a member, or voids its report
+  - connection in self._asked
+  + connection is not None
+refused-hear-of-the-loss: protocol.kinds.sync:StateSyncs.on_ended (unit tests)
+  L1: who was refused in a sync that waits hears that a peer is lost, and calls again with the same state
+  - self._refuse_waiting(transfer)
+  + None
 peer-gone-over-is-welcomed: protocol.master:MasterMachine._has_gone_over (unit tests)
   S3: a peer that is a member of another run by now is sent the list of the one in which it was registered
   - is_unbound or self._is_of_other_run(hello)

@@ -136,7 +136,7 @@ class Kicked(PCCLError):
 
 
 class HostIncomplete(Kicked):
-    """Not all peers of this peer's host have come in time (`host_size=`), so none of them can be admitted.
+    """Not all peers of this peer's host have come (`host_size=`) in time, or before one of them has gone.
 
     Attributes:
         host: the name of the host.

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from zpccl import limits
-from zpccl.errors import HostIncomplete, Result
+from zpccl.errors import HostIncomplete, Kicked, Result
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Acknowledgement,
@@ -335,6 +335,18 @@ def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
     assert bench.names() == "abcdef" and kicked(bench) == {}
 
 
+def test_a_late_member_that_is_back_without_its_host_is_told() -> None:
+    """L1: c and d were lost, as they came late. c knows of a later list, so it is back, and d is refused."""
+    bench = TakeOver()
+    for name in "ab":
+        bench.report(name, "abcd", 5, round=1, hello=of_host(name))
+    while bench.names() != "ab":
+        bench.tick_at_deadline()
+    bench.hello("n", run_id=OLD_RUN)
+    bench.report("c", "abcdn", 6, round=2, hello=of_host("c"))
+    assert bench.names() == "abn" and set(kicked(bench)) == {"c"}
+
+
 # --- A host that stays incomplete -----------------------------------------------------------------------------------
 
 
@@ -388,6 +400,21 @@ def test_a_peer_whose_host_stays_incomplete_is_told(kind: str) -> None:
     assert isinstance(error, HostIncomplete) and (error.host, error.missing) == ("one", 1)
     assert "1 of 4 peers of host one have not come within 600 s" in str(error)
     assert peer.machine.state is State.CLOSED and not peer.open and peer.machine.deadline_ns() is None
+
+
+@pytest.mark.parametrize("kind", ["pending", "returning"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_who_waits_with_the_first_that_gives_up_hears_the_same(kind: str, missing: int) -> None:
+    """Of a host of four one has not come. Another one that has waited a little longer gives up, and all have to go.
+
+    They heard that their host had lost a peer, and not that it was never whole. Where it was, that is the reason.
+    """
+    peer = waiting(kind)
+    peer.hear(Welcome(OLD_RUN, 3, host_missing=missing))
+    peer.tick(limits.HOST_TIMEOUT_NS - 1)
+    error = peer.error(peer.hear(Kick(Result.RANK_CONNECTION_LOST, "its host one has lost a peer")))
+    assert isinstance(error, Kicked) and isinstance(error, HostIncomplete) is bool(missing)
+    assert "its host one has lost a peer" in str(error) and ("1 of 4 peers" in str(error)) is bool(missing)
 
 
 @pytest.mark.parametrize("kind", ["pending", "returning"])

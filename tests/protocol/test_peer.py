@@ -202,6 +202,23 @@ def test_a_master_that_looks_for_members_first_is_waited_for() -> None:
     assert peer.machine.state is State.PENDING and peer.machine.deadline_ns() is None
 
 
+def test_a_newcomer_hears_what_the_master_said_that_never_led() -> None:
+    """It was told that something listens that is no master."""
+    peer = PeerBench().connecting()
+    peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members"))
+    error = peer.error(peer.tick(limits.MASTER_TIMEOUT_NS))
+    assert isinstance(error, MasterUnreachable)
+    assert "leads no run: it looks for members" in str(error)
+
+
+def test_what_a_former_master_said_is_not_the_reason() -> None:
+    peer = PeerBench().connecting()
+    peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members"))
+    peer.reconnect()
+    error = peer.error(peer.tick(limits.REGISTRATION_TIMEOUT_NS))
+    assert "does not answer as a master" in str(error)
+
+
 def test_a_connection_that_breaks_before_the_answer() -> None:
     """Hello is said again; the peer does not claim to be known."""
     peer = PeerBench().connecting()

@@ -247,9 +247,35 @@ def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: Tak
     """L3: the master died as it admitted n. n has nothing to report, and its host would be removed with it."""
     adopt_without_n(bench)
     hello = replace(hello_of("n", NO_ID), is_member=False)
+    assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.UNREGISTERED]
     told = [message for connection, message in bench.say("n", hello) if connection == "n1"]
     assert [type(message) for message in told[:3]] == [Welcome, Members, Neighbours]
     assert bench.machine.registry.have_all_reported and bench.peer("n").is_member
+
+
+@pytest.mark.parametrize("run_id", [NO_ID, RUN_ID], ids=["newcomer", "of another run"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_old_hello_does_not_speak_for_a_member(bench: TakeOver, run_id: bytes, is_first: bool) -> None:
+    """L3, S1: n said Hello here before another master admitted it, on a connection that broke. It arrives only now.
+
+    The master took n for one that had begun anew, and removed it, or for one that knew nothing, and ignored its report.
+    """
+    adopt_without_n(bench)
+    old = replace(hello_of("n", run_id, connection=4), is_member=False)
+    if is_first:
+        bench.say("n", old)
+        bench.disconnect("n")
+    bench.connections["n"] = "n2"
+    report = report_of("n", "abn", 6, outcomes=(outcome(9, True, "abn", 1, 1, 1),), hello=hello_of("n", connection=5))
+    bench.say("n", report.hello)
+    if not is_first:
+        bench.connections["n"] = "n1"
+        bench.say("n", old)
+        bench.connections["n"] = "n2"
+    assert bench.names() == "abn" and not bench.peer("n").has_reported
+    told = bench.say("n", report)
+    assert bench.peer("n").has_reported and bench.names() == "abn"
+    assert [message.attempt_id for to, message in told if to == "a1" and isinstance(message, Decision)] == [9]
 
 
 def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> None:
@@ -737,6 +763,26 @@ def test_the_revision_goes_on(bench: TakeOver) -> None:
     bench.report("a", last_sync=last)
     bench.report("b")
     assert bench.machine.syncs.last_revision == {0: 41}
+
+
+def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) -> None:
+    """L3: no revision is lost. a and b hold revision 42, had nothing to fetch, and have not heard the decision.
+
+    The master went on from 41, which they had completed before: c, with another 42, won over their 43.
+    """
+    last, sync = outcome(6, True, "ab", 1, 1, value=41), running_sync(7, 42, "ab", "ab", (2, 2), False)
+    for name in "ab":
+        bench.report(name, last_sync=last, running=(sync,))
+    assert bench.verdict("a", 2) == Decision(2, Result.SUCCESS, 42, attempt_id=7)
+    assert bench.machine.syncs.last_revision == {0: 42}
+    bench.hello("c")
+    bench.link("a", "b", "c")
+    for name in "ab":
+        bench.vote(name, UPDATE, 3)
+    for name, revision in zip("abc", (43, 43, 42), strict=True):
+        bench.say(name, offer(4, revision, entry("w", name if name == "c" else "w")))
+    (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
+    assert fetching(plan).revision == 43
 
 
 def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:

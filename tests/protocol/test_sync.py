@@ -608,7 +608,7 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
 
 @pytest.mark.parametrize("gone", ["a", "b", "ab"])
 def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_others_leave(gone: str) -> None:
-    """L1: there is nothing to fetch any more, or nobody to fetch from."""
+    """L1: there is nothing to fetch any more, or nobody to fetch from. It hears why it was refused, not who is lost."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
@@ -618,19 +618,22 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
     for name in gone:
         bench.leave(name)
     refused = bench.verdict("c", 1)
-    assert refused is not None and not refused.committed
+    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
     assert bench.snapshot()["transfers"] == {}
 
 
-def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links() -> None:
-    """L1: it ends the sync, as any withdrawal does."""
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links(name: str) -> None:
+    """L1: it ends the sync, as any withdrawal does. Whoever ends it, c hears why it was refused."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
     bench.say("b", offer(1, 0, w("b")))
     bench.say("c", offer(1, 0, entry("v", "c")))
-    bench.withdraw("c", 1)
-    assert all(bench.verdict(name, 1) is not None for name in "abc")
+    bench.withdraw(name, 1)
+    verdicts = [bench.verdict(each, 1) for each in "abc"]
+    expected = [Result.RANK_CONNECTION_LOST, Result.RANK_CONNECTION_LOST, Result.INVALID_ARGUMENT]
+    assert [verdict.result for verdict in verdicts if verdict is not None] == expected
 
 
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:

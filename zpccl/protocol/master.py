@@ -167,7 +167,7 @@ class MasterMachine:
         # By peer: losses, late reports and removals that wait until the list that repeats the adopted one is committed.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._removals: dict[bytes, Callable[[int], object]] = {}
-        self._asked: set[Hashable] = set()  # Connections that were asked for a report after the take-over.
+        self._asked: set[Hashable] = set()  # Connections that were asked for a report, or a Hello, after the take-over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
         self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
@@ -360,9 +360,12 @@ class MasterMachine:
         is_itself = known is not None and known.has_reported and known.token == hello.token
         if known is not None and is_itself and hello.connection < known.connection_count:
             return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
-        if known is not None and self._has_heard_nothing(known, hello):
-            return self._on_unaware(event, known, hello, now_ns)
-        if known is not None and self._has_gone_over(known, hello):
+        is_unaware = known is not None and self._has_heard_nothing(known, hello)
+        if known is not None and (is_unaware or self._has_gone_over(known, hello)):
+            if not known.has_reported and self._ask_again(connection):
+                return None
+            if is_unaware:
+                return self._on_unaware(event, known, hello, now_ns)
             return self._on_gone_over(event, known, now_ns)
         if self._owes_report(known, hello):
             return self._expect_report(connection, known, hello, now_ns)
@@ -422,6 +425,19 @@ class MasterMachine:
         """True for a member that the former master has admitted, and that knows nothing of that, nor of this run."""
         is_unaware = not hello.is_member and hello.run_id == NO_ID and hello.leader == NO_ID
         return is_unaware and not known.has_reported and known.may_have(hello.token)
+
+    def _ask_again(self, connection: Hashable) -> bool:
+        """Asks a peer that is to report for its Hello again; False if it has been asked on this connection.
+
+        The first Hello of a connection that is broken, though this master has not noticed, may be from before the peer
+        heard of its admission elsewhere. Who is still there says it again.
+        """
+        if connection in self._asked or len(self._asked) >= limits.PEERS_MAX:
+            self._asked.discard(connection)
+            return False
+        self._asked.add(connection)
+        self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
+        return True
 
     def _on_unaware(self, event: PeerMessageReceived, peer: Peer, hello: Hello, now_ns: int) -> None:
         """Welcomes a member that knows nothing of its run: it has nothing to report, and hears of its admission now."""

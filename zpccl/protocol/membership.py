@@ -249,6 +249,7 @@ class Registry:
     def add(self, peer: Peer) -> None:
         """Registers a peer as pending."""
         assert peer.peer_id not in self.peers
+        self.may_have_broken_hosts = True
         peer.slot = next((slot for slot, user in enumerate(self._slots) if user is None), len(self._slots))
         self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer

@@ -331,7 +331,7 @@ class Refusal(enum.IntEnum):
 
     MALFORMED = 0
     UNREGISTERED = 1
-    """No Hello came on this connection: send it, then every message that has no answer yet."""
+    """No Hello came on this connection, or it may be an old one: send it, then every message that has no answer yet."""
     UNKNOWN_SESSION = 2
     """The peer was removed, or registered with another master."""
     FULL = 3

@@ -195,7 +195,10 @@ class Kind(Generic[AttemptT]):
         raise NotImplementedError
 
     def on_ended(self, attempt: AttemptT, verdict: Verdict, survivors: list[Peer]) -> None:
-        """An attempt has ended, and its decision is about to be sent. Updates counts and statistics."""
+        """An attempt has ended, and its decision is about to be sent. Updates counts and statistics.
+
+        A kind may answer calls by itself: it removes them from the attempt.
+        """
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -679,6 +682,7 @@ class Operations:
             text = f"{attempt.key.title}: attempt {attempt.attempt_id} aborted: {verdict.reason}{who}"
             self._outbox.log(Level.ERROR if verdict.result is Result.INTERNAL_ERROR else Level.WARNING, text)
         kind.on_ended(attempt, verdict, survivors)
+        survivors = [peer for peer in survivors if peer in attempt.calls]  # Without those whom the kind has refused.
         order, calls = tuple(peer.peer_id for peer in survivors), tuple(attempt.calls[peer] for peer in survivors)
         text, number = verdict.reason[: limits.TEXT_CHARS_MAX], attempt.attempt_id
         ahead = kind.plan_ahead(attempt) if verdict.is_commit and len(survivors) == len(attempt.calls) else ()

@@ -239,6 +239,7 @@ class PeerMachine:
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest handshake with each master.
         self._deadline_ns: int | None = None  # The end of the wait to be registered, or to be led again.
+        self._why_not_led = ""  # What the one master has said to a newcomer that waits longer; "": it is silent.
         self._host_missing = 0  # How many peers of its host have not registered, as the master last said.
         self._host_deadline_ns: int | None = None  # The end of the wait for them.
         self._links: dict[bytes, _Link] = {}
@@ -360,6 +361,7 @@ class PeerMachine:
             self._note_handshake(event.handshake_ns)
             if self.state is State.CONNECTING:
                 self._deadline_ns = now_ns + self.options.registration_timeout_ns
+                self._why_not_led = ""
             else:
                 self._masters.stay(now_ns)
             self._send_everything()
@@ -577,6 +579,8 @@ class PeerMachine:
             unreached = {link.neighbour.name: link.reason for link in self._links.values() if not link.is_up}
             was_member = self.state is State.MEMBER
             error = error_of_kick(message.result, message.reason, was_member=was_member, unreached=unreached)
+            if self._host_missing and message.result == Result.RANK_CONNECTION_LOST:
+                error = self._incomplete_host(f"are missing: {message.reason}")
             self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
@@ -626,11 +630,10 @@ class PeerMachine:
             due_ns = self._now_ns + limits.HOST_TIMEOUT_NS
         self._host_deadline_ns = max(due_ns, self._now_ns + limits.HOST_WAIT_NS) if missing else None
 
-    def _on_incomplete_host(self) -> None:
-        host, seconds = self.options.host, limits.HOST_TIMEOUT_NS // limits.SECOND
-        count = f"{self._host_missing} of {self.options.host_size}"
-        text = f"{count} peers of host {host} have not come within {seconds} s; start all of them, and connect again"
-        self._close(HostIncomplete(text, host=host, missing=self._host_missing), send_leave=True)
+    def _incomplete_host(self, why: str) -> HostIncomplete:
+        host, count = self.options.host, f"{self._host_missing} of {self.options.host_size}"
+        text = f"{count} peers of host {host} {why}; start all of them, and connect again"
+        return HostIncomplete(text, host=host, missing=self._host_missing)
 
     def _register(self, run_id: bytes, leader: Promise) -> None:
         """A run has registered this peer, which is not a member of any run, or not any more."""
@@ -666,6 +669,7 @@ class PeerMachine:
         elif message.refusal is Refusal.NO_QUORUM and not has_others:
             if self.state is State.CONNECTING:  # The master holds the Hello, and answers once it leads.
                 self._deadline_ns = now_ns + self.options.master_timeout_ns
+                self._why_not_led = message.reason
         elif message.refusal is Refusal.NO_QUORUM:
             self._on_try_failed(message.reason, now_ns)
         else:
@@ -822,7 +826,8 @@ class PeerMachine:
                 seconds = self.options.master_timeout_ns // limits.SECOND
                 self._close(self._unreachable(f"it has been away for {seconds} s"))
         if self._acceptor.is_led and self._host_deadline_ns is not None and now_ns >= self._host_deadline_ns:
-            self._on_incomplete_host()
+            seconds = limits.HOST_TIMEOUT_NS // limits.SECOND
+            self._close(self._incomplete_host(f"have not come within {seconds} s"), send_leave=True)
         if self.state in (State.MEMBER, State.RETURNING):
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
@@ -832,6 +837,10 @@ class PeerMachine:
     def _on_silent_master(self, now_ns: int) -> None:
         reason = "something listens, but it does not answer as a master"
         self._deadline_ns = None
+        if self._why_not_led:
+            master = self._masters.address
+            text = f"{master} leads no run: {self._why_not_led}; are these running, and can they reach that master?"
+            return self._close(MasterUnreachable(text, address=master))
         if not self._masters.has_others:
             return self._close(self._unreachable(reason))
         return self._on_try_failed(reason, now_ns)

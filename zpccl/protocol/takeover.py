@@ -62,11 +62,11 @@ class TakeOver:
                 without[peers[peer_id]] = None
             else:
                 self._settle(outcome, {peer_id: call_id})
-        for reporter, running in history.take_running(peers):
-            self._operations.restore(running, peers[reporter])
-        for group, last in history.take_last_syncs().items():
+        for group, last in history.take_last_syncs().items():  # Before those that run, which may be committed now.
             completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
             self._syncs.restore_last(group, last.value, completed)
+        for reporter, running in history.take_running(peers):
+            self._operations.restore(running, peers[reporter])
         self._rounds.answer_missed()
         for peer in without:
             if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:

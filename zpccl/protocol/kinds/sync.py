@@ -222,7 +222,6 @@ class StateSyncs(Kind[Transfer]):
                 without = names(self._find_sources(transfer, now_ns).without)
                 reason = f"{without}: no data connection to a peer that can send it the shared state"
                 transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason)
-                self._refuse_waiting(transfer)
                 self._operations.decide(transfer)
 
     def _late(self, now_ns: int) -> list[Transfer]:
@@ -372,12 +371,13 @@ class StateSyncs(Kind[Transfer]):
         return transfer.revision
 
     def on_ended(self, transfer: Transfer, verdict: Verdict, survivors: list[Peer]) -> None:
-        """Updates the counts, and remembers the last committed sync."""
+        """Updates the counts, remembers the last committed sync, and refuses those that have waited for its plan."""
         del survivors
         self._outbox.counts.syncs_committed += verdict.is_commit
         self._outbox.counts.syncs_aborted += not verdict.is_commit
         if verdict.is_commit:
             self.restore_last(transfer.group, transfer.revision, frozenset(transfer.calls))
+        self._refuse_waiting(transfer)
 
     def _can_finish(self, transfer: Transfer, survivors: list[Peer]) -> bool:
         """True if every fetcher may still get everything, as far as this master knows."""
