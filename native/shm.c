@@ -81,6 +81,9 @@ ssize_t zp__shm_receive(zp__connection *c, const struct iovec *iov, int count)
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
+#define MFD_NOEXEC_SEAL 8u
+#endif
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define PIECE_BYTES (64u << 10) /* copied at a time: the other end may begin with it */
 /* Bytes without a reason that may follow each other on the socket; a few come late, when what they tell has been seen. */
@@ -99,6 +102,15 @@ static int ring_map(int memory, ring **to)
 	(void)madvise(r, sizeof *r, MADV_DONTFORK);
 	*to = r;
 	return 0;
+}
+
+/* Memory that nobody executes: later kernels may be set to give no other, and earlier ones do not know the flag. */
+static int memory_new(void)
+{
+	int memory = memfd_create("zpccl", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	if (memory < 0 && errno == EINVAL)
+		memory = memfd_create("zpccl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	return memory;
 }
 
 static int memory_pass(int fd, int memory)
@@ -128,7 +140,7 @@ int zp__shm_open(int fd, zp__shm **result)
 	zp__shm *shm = calloc(1, sizeof *shm);
 	if (!shm)
 		return -ENOMEM;
-	int memory = memfd_create("zpccl", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int memory = memory_new();
 	int rc = memory < 0 || ftruncate(memory, sizeof(ring)) < 0 || fcntl(memory, F_ADD_SEALS, SEALS) < 0 ? -errno : 0;
 	if (rc == 0)
 		rc = ring_map(memory, &shm->out);
@@ -182,8 +194,10 @@ static int woken(zp__connection *c)
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
 		return n == 0 ? -ECONNRESET : -errno;
+	if (!CMSG_FIRSTHDR(&message) && !c->shm->in) /* Cut off: there was no descriptor left for the one that came. */
+		return message.msg_flags & MSG_CTRUNC ? -EMFILE : -EPROTO;
 	if (!CMSG_FIRSTHDR(&message))
-		return c->shm->in ? 1 : -EPROTO;
+		return 1;
 	int memory = -1, rc = -EPROTO;
 	if (control.header.cmsg_type == SCM_RIGHTS) {
 		memcpy(&memory, CMSG_DATA(&control.header), sizeof memory);

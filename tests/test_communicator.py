@@ -998,6 +998,54 @@ def test_a_communicator_may_be_dropped_while_another_one_waits_for_those_before(
     assert all(loop.view.state is State.CLOSED for loop in loops)
 
 
+def test_connecting_does_not_wait_for_ever_for_one_that_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: its thread is kept busy by what a user has it call."""
+    monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", limits.MS)
+    is_busy, is_over = threading.Event(), threading.Event()
+
+    def keep_busy(_: object) -> None:
+        is_busy.set()
+        is_over.wait(2 * HANG_SECONDS)
+
+    with futures.ThreadPoolExecutor(1) as executor, zpccl.MasterNode("127.0.0.1:0") as master:
+        dropped = zpccl.Communicator(master.address, listen="127.0.0.1")
+        dropped.connect()
+        loop = loop_of(dropped)
+        loop.ask_measurements().add_done_callback(keep_busy)
+        assert is_busy.wait(HANG_SECONDS)
+        del dropped
+        try:
+            with (
+                zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as other,
+                contextlib.closing(zpccl.Communicator(other.address)) as comm,
+            ):
+                executor.submit(comm.connect).result(HANG_SECONDS)
+        finally:
+            is_over.set()
+        loop._thread.join(HANG_SECONDS)
+
+
+def test_ctrl_c_while_the_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: Python counts the thread among those that run, but there is none."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    comm = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")
+    loop = comm._loop = comm._make_loop()
+    call = PendingCall()
+    name = "_start_new_thread" if sys.version_info < (3, 13) else "_start_joinable_thread"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), comm._giving_up(loop, [call]):
+        patch.setattr(threading, name, interrupt)
+        loop.start(call, 1)
+    assert loop.view.state is State.CLOSED and call.future.done()
+    closing = threading.Thread(target=comm.close, daemon=True)
+    closing.start()
+    closing.join(HANG_SECONDS)
+    assert not closing.is_alive()
+    del threading._limbo[loop._thread]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("thread", ["zpccl-links", "zpccl-state", "zpccl-peer"])
 def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str) -> None:
     """L1: objects that refer to each other are dropped wherever garbage is collected, which then waits for nobody."""

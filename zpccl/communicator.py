@@ -216,7 +216,7 @@ class Communicator(Collectives):
                 self._loop.close()  # Waits for its end, so that its port is free.
             for dropped in [reference() for reference in _dropped_loops.keyrefs()]:  # The same for these.
                 if dropped is not None:
-                    dropped.close()
+                    dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
             _open_loops.add(loop)
             call = PendingCall()

@@ -85,6 +85,10 @@ PEER_GROUP_MAX = 2**32 - 1
 REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
 """Messages that a loop takes from one socket before it serves the others."""
+DRAIN_TURNS_MAX = 16
+"""Times that a master takes so many again because connections have closed, before it handles what it has taken."""
+CLOSED_CONNECTIONS_MAX = 16 * PEERS_MAX
+"""Closed connections that a master remembers because libzmq may still hold messages of them; 200 bytes each."""
 MEMBER_BYTES_MAX = MESSAGE_BYTES_MAX + MIB
 """Bytes that a member has sent and libzmq still holds: the master has not taken them as a message."""
 PENDING_BYTES_MAX = 256 * KIB

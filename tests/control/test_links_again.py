@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw
 
 from zpccl import limits
-from zpccl.control.handshake import HELLO_BYTES, LinkHello
+from zpccl.control.handshake import HELLO_BYTES, HandshakeError, LinkHello
 
 COUNT = 3
 
@@ -109,3 +110,38 @@ def test_a_link_that_is_lost_is_not_dialled_into(pair: tuple[Broker, Broker]) ->
     while (new := other.connection()).number == 1:  # A try that was on its way.
         assert new.index == 0
     assert (new.number, new.index) == (2, 2)
+
+
+@pytest.mark.parametrize("ends", ["link", "broker"])
+def test_a_dial_that_fails_as_it_is_cancelled_is_the_last(
+    pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """L1: who has died refuses connections at the moment when its link is lost; and close() waits for all dials.
+
+    Up to Python 3.11 `asyncio.wait_for` raises the failure then, and loses that it was cancelled.
+    """
+    one, other = pair
+    broker, failed = one.broker, threading.Event()
+    dials = 0
+
+    async def fail(*_: object) -> None:
+        nonlocal dials
+        dials += 1
+        for task in [dial for link in broker._links.values() for dial in link.dials.values()]:
+            broker._loop.call_soon(task.cancel if ends == "broker" else lambda: broker._lose_link(other.peer_id, 1))
+        if ends == "broker":
+            broker._stop.set()
+        failed.set()
+        raise HandshakeError("refused")
+
+    monkeypatch.setattr(broker._dialler, "dial_one_more", fail)
+    broker.redial(other.peer_id, 1, 0, 0)
+    assert failed.wait(HANG_SECONDS)
+    if ends == "broker":
+        broker._thread.join(5)
+        assert not broker._thread.is_alive()
+    else:
+        is_over = threading.Event()
+        broker._call(broker._loop.call_later, 3 * limits.LINK_RETRY_INTERVAL_NS / limits.SECOND, is_over.set)
+        assert is_over.wait(HANG_SECONDS)
+        assert dials == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -210,6 +211,54 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
                 assert loop.machine.registry.peers[hello.peer_id].connection == heard[2]
             until(lambda: heard_after_a_turn()[2] not in loop._known)
             assert loop.machine.registry.peers[hello.peer_id].connection is None
+    finally:
+        loop._close()
+
+
+def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a flood keeps the socket from ever being found empty, and strangers come, say something and are shut down."""
+    take_messages = MasterLoop._take_messages
+    monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5, raising=False)
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+
+    def never_empty(loop: MasterLoop) -> list[Any]:
+        messages = take_messages(loop)
+        loop._is_drained = False
+        return messages
+
+    def turn() -> MasterLoop:
+        loop._run_once(time.monotonic_ns(), None)
+        return loop
+
+    monkeypatch.setattr(MasterLoop, "_take_messages", never_empty)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(dealer(loop.address)).send(encode(Ready()))
+            until(lambda: len(turn()._known) == 20)
+            for routing_id in loop._known:
+                loop.inflow.cut(routing_id, "for no reason", NOW_NS)
+        until(lambda: not turn()._routing_id_of)
+        assert [len(kept) for kept in (loop._gone, loop._known, loop.inflow._cut_ids)] == [5, 5, 5]
+    finally:
+        loop._close()
+
+
+def test_connections_that_close_all_the_time_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2, L1: what has been taken is handled all the same, and the master can be stopped."""
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+    turns = 0
+
+    def another_has_closed(loop: MasterLoop, now_ns: int) -> list[bytes]:
+        nonlocal turns
+        turns += 1
+        assert turns < 1000, "it takes messages for ever"
+        return [b"another"]
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(MasterLoop, "_drain_monitor", another_has_closed)
+            loop._run_once(time.monotonic_ns(), None)
     finally:
         loop._close()
 

@@ -15,6 +15,7 @@ int main(void)
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -363,6 +364,23 @@ static void test_what_is_no_memory(void)
 		}
 }
 
+/* The memory comes when this process has no descriptor left: not the fault of the other end, whose link goes on. */
+static void test_no_descriptor_left(void)
+{
+	struct rlimit before, none;
+	uint8_t byte;
+	hand h;
+	hand_open(&h);
+	pass_one(&h, memory_new(sizeof(ring), SEALS));
+	CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+	none = (struct rlimit){0, before.rlim_max};
+	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	ssize_t n = one_receive(&h.end, &byte, 1);
+	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+	CHECK(n == -EMFILE);
+	hand_close(&h);
+}
+
 /* Positions that cannot be: more in the ring than fits, or less than nothing. */
 static void test_positions(void)
 {
@@ -456,6 +474,7 @@ int main(void)
 	test_the_rest_is_read();
 	test_children_do_not_inherit_it();
 	test_what_is_no_memory();
+	test_no_descriptor_left();
 	test_positions();
 	test_its_own_positions_are_not_believed();
 	test_idle_wakes();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import socket
 import sys
+import threading
 import urllib.request
 from collections import Counter
 from typing import Any
@@ -207,6 +208,21 @@ def test_serves_the_last_snapshot_until_it_is_closed() -> None:
     host, _, port = server.address.rpartition(":")
     with socket.socket() as probe:
         assert probe.connect_ex((host, int(port))) != 0
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\n"])
+def test_a_client_that_keeps_its_connection_open_holds_up_no_end(said: bytes) -> None:
+    """L1: one that says nothing, and one whose request has no end."""
+    server = MetricsServer("127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(said)
+        with urllib.request.urlopen(f"http://{server.address}/metrics"):
+            pass  # So the one before has been accepted.
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("address", ["", "9464", "127.0.0.1:99999", "192.0.2.77:0", "no.such.host.invalid:0"])

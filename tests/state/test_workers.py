@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -86,10 +88,30 @@ def test_jobs_that_are_not_begun_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     ((_, ended),) = workers._threads
     wait = ended.wait
 
-    def wait_when_the_rest_is_forgotten() -> bool:
+    def wait_when_the_rest_is_forgotten(timeout: float) -> bool:
         closing.set()
-        return wait()
+        return wait(timeout)
 
     monkeypatch.setattr(ended, "wait", wait_when_the_rest_is_forgotten)
     workers.close()
     assert done == [1]
+
+
+def test_an_interrupt_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: Python counts it among those that run, but there is none to wait for. What was queued is done or dropped."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    done: list[int] = []
+    workers = Workers(1)
+    name = "_start_new_thread" if sys.version_info < (3, 13) else "_start_joinable_thread"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading, name, interrupt)
+        workers.submit(partial(done.append, 1))
+    thread, _ = workers._threads[0]
+    closing = threading.Thread(target=workers.finish, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive() and done == [1]
+    del threading._limbo[thread]  # type: ignore[attr-defined]

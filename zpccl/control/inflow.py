@@ -178,6 +178,10 @@ class Inflow:
         self._drains += 1
         self._cut_ids.intersection_update(self._by_routing_id)
 
+    def forget(self, routing_id: bytes) -> None:
+        """What libzmq may still hold of a closed connection counts as that of any stranger from now on."""
+        self._cut_ids.discard(routing_id)
+
     def is_cut(self, routing_id: bytes) -> bool:
         """True for a connection that was shut down, while libzmq may still hold messages of it."""
         return routing_id in self._cut_ids

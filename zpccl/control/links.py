@@ -304,6 +304,7 @@ class LinkBroker:
         await self._stop.wait()
         for listener in self._listeners:
             self._loop.remove_reader(listener)
+        self._links.clear()
         tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}  # Those of forgotten dials too.
         for task in tasks:
             task.cancel()
@@ -555,7 +556,7 @@ class LinkBroker:
     async def _dial_again(
         self, link: _OpenLink, neighbour: Neighbour, index: int, on_connection: Callable[[NewConnection], None]
     ) -> None:
-        while True:
+        while self._links.get(neighbour.peer_id) is link:  # In Python 3.11 wait_for() may lose that it is cancelled.
             delay_s = link.delays_s.get(index, 0.0)
             link.delays_s[index] = min(max(2 * delay_s, _RETRY_S), _RETRY_MAX_S)
             await asyncio.sleep(delay_s)

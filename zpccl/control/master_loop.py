@@ -9,7 +9,7 @@ that it came from. Descriptors are reused by later connections, so each ACCEPTED
 descriptor. Messages are taken from the socket first, and the monitor is drained after that: by then it has reported
 everything about the senders of these messages. The machine learns of the end of a connection after its last message,
 but where more are read than in one turn: what is left of a closed connection says nothing of who has its descriptor by
-then, so its routing id is kept until the socket is found empty.
+then, so its routing id is kept until the socket is found empty, or CLOSED_CONNECTIONS_MAX have closed after it.
 A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
 that libzmq still holds from a connection that was shut down are dropped, since there may be many.
 
@@ -28,6 +28,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -130,7 +131,7 @@ class MasterLoop:
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
-        self._gone: set[bytes] = set()  # Of closed ones of which libzmq may still hold messages.
+        self._gone: deque[bytes] = deque()  # Of closed ones of which libzmq may still hold messages, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
@@ -249,7 +250,8 @@ class MasterLoop:
         self._dial_backs.serve(now_ns)
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
-        while True:  # Until none has closed since: the last message of a closed one may be Leave, which counts.
+        for _ in range(limits.DRAIN_TURNS_MAX):
+            # Until none has closed since: the last message of a closed one may be Leave, which counts.
             batch += self._take_messages()
             closed_now = self._drain_monitor(now_ns)
             closed += closed_now
@@ -258,7 +260,7 @@ class MasterLoop:
             self.inflow.look(time.monotonic_ns())  # Draining the rest may take many turns.
         if self._is_drained:
             self.inflow.drained()
-            self._known -= self._gone
+            self._known.difference_update(self._gone)
             self._gone.clear()
         batch += map(ConnectionClosed, closed)
         if tick_ns is not None and now_ns >= tick_ns:
@@ -396,7 +398,11 @@ class MasterLoop:
         for key in dict.fromkeys(closed_descriptors):
             if key in self._routing_id_of:
                 closed.append(self._routing_id_of.pop(key))
-        self._gone.update(closed)
+        self._gone.extend(closed)
+        while len(self._gone) > limits.CLOSED_CONNECTIONS_MAX:
+            routing_id = self._gone.popleft()
+            self._known.discard(routing_id)
+            self.inflow.forget(routing_id)
         return closed
 
     def _perform(self, effects: list[MasterEffect], now_ns: int) -> None:

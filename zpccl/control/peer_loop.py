@@ -281,13 +281,13 @@ class PeerLoop:
         """The ends of each open link, by peer id."""
         return self._link_ends.copy()
 
-    def close(self, *, waits: bool = True) -> None:
-        """Leaves the run. `waits`: until the thread has ended."""
+    def close(self, *, waits: bool = True, timeout_ns: int | None = None) -> None:
+        """Leaves the run. `waits`: until the thread has ended, or for `timeout_ns`."""
         if self._begin():
             return self._shut_down()
         self._post(events.CloseCalled())
         if waits:
-            wait_for_end(self._thread, self._ended)
+            wait_for_end(self._thread, self._ended, timeout_ns)
         return None
 
     def _begin(self) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -85,13 +86,20 @@ class Workers:
             ended.set()
 
 
-def wait_for_end(thread: threading.Thread, ended: threading.Event) -> None:
-    """Waits for the end of a thread, which sets `ended` then, after interrupts, too.
+def wait_for_end(thread: threading.Thread, ended: threading.Event, timeout_ns: int | None = None) -> None:
+    """Waits for the end of a thread, which sets `ended` then, after interrupts, too; for `timeout_ns` at most.
 
     Does nothing if that thread calls it, has not been started, or is the parent's of this process.
     """
-    if thread is not threading.current_thread() and thread in threading.enumerate():
-        ended.wait()  # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
+    if thread is threading.current_thread() or thread not in threading.enumerate():
+        return
+    deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+    # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
+    while not ended.wait(limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND):
+        is_late = deadline_ns is not None and time.monotonic_ns() >= deadline_ns
+        if is_late or thread.ident is None:  # None: start() was interrupted before there was a thread.
+            return
+    if thread.ident is not None:
         thread.join()
 
 

@@ -39,6 +39,7 @@ const faults_fault faults_all[] = {
 	{"pthread_create: EAGAIN", FAULTS_PTHREAD_CREATE, FAULTS_FAIL, EAGAIN, FAULTS_MUST_END},
 	{"fcntl: EBADF", FAULTS_FCNTL, FAULTS_FAIL, EBADF, FAULTS_MUST_END},
 	{"fcntl of seals: EBADF", FAULTS_SEALS, FAULTS_FAIL, EBADF, FAULTS_RETRANSMITTED},
+	{"memfd_create: EINVAL", FAULTS_MEMFD, FAULTS_FAIL, EINVAL, FAULTS_MAY_END},
 	{"memfd_create: EMFILE", FAULTS_MEMFD, FAULTS_FAIL, EMFILE, FAULTS_MUST_END},
 	{"ftruncate: ENOMEM", FAULTS_FTRUNCATE, FAULTS_FAIL, ENOMEM, FAULTS_MUST_END},
 	{"fstat: EIO", FAULTS_FSTAT, FAULTS_FAIL, EIO, FAULTS_RETRANSMITTED},
@@ -522,5 +523,6 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
 		return result;
 	result = __real_recvmsg(fd, &copy, flags);
 	message->msg_controllen = copy.msg_controllen;
+	message->msg_flags = copy.msg_flags;
 	return result;
 }
