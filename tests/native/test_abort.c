@@ -257,7 +257,7 @@ static int64_t resident_bytes(void)
 
 static held held_now(void)
 {
-	return (held){faults_blocks(), faults_mapped_bytes(), resident_bytes(), open_fds(), threads_now()};
+	return (held){faults_blocks(), faults_mapped_bytes(), resident_bytes(), fds_but_memory(), threads_now()};
 }
 
 /* Copies of frames that were half-sent are freed once they have left, so that is waited for. */

@@ -230,6 +230,21 @@ int open_fds(void)
 	return entries("/proc/self/fd") - 1; /* The directory itself was open. */
 }
 
+int fds_but_memory(void)
+{
+	DIR *directory = opendir("/proc/self/fd");
+	CHECK(directory);
+	int count = 0;
+	for (const struct dirent *entry; (entry = readdir(directory));) {
+		char target[64];
+		ssize_t n = readlinkat(dirfd(directory), entry->d_name, target, sizeof target);
+		bool is_memory = n >= 7 && memcmp(target, "/memfd:", 7) == 0;
+		count += n > 0 && !is_memory; /* "." and ".." are no links; one may have been closed since. */
+	}
+	closedir(directory);
+	return count - 1; /* The directory itself was open. */
+}
+
 int threads_now(void)
 {
 	return entries("/proc/self/task");

@@ -66,6 +66,8 @@ void guarded_free(uint8_t *memory, size_t bytes);
 
 /* Entries of /proc/self/fd or /proc/self/task. */
 int open_fds(void);
+/* The same without shared memory, which an engine that runs has open for a moment, until it is mapped. */
+int fds_but_memory(void);
 /* Waits until the process has `count` threads: one that was joined is seen for a moment longer. */
 void threads_await(int count);
 int threads_now(void);
