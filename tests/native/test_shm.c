@@ -203,7 +203,10 @@ static void test_children_do_not_inherit_it(void)
 	pid_t child = fork();
 	if (child == 0)
 		_exit(is_mapped());
-	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	CHECK(child > 0 && waitpid(child, &status, 0) == child);
+#ifndef EMULATED /* qemu ignores such advice. */
+	CHECK(status == 0);
+#endif
 	end_close(&one);
 	close(fds[1]);
 	CHECK(!is_mapped());
@@ -360,7 +363,11 @@ static void test_what_is_no_memory(void)
 			else
 				CHECK(n == -EPROTO || n == -EPERM);
 			hand_close(&h);
+#ifndef EMULATED /* qemu keeps descriptors for which there was no space. */
 			CHECK(open_fds() == before);
+#else
+			(void)before;
+#endif
 		}
 }
 
