@@ -194,10 +194,10 @@ static int woken(zp__connection *c)
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
 		return n == 0 ? -ECONNRESET : -errno;
-	if (!CMSG_FIRSTHDR(&message) && !c->shm->in) /* Cut off: there was no descriptor left for the one that came. */
-		return message.msg_flags & MSG_CTRUNC ? -EMFILE : -EPROTO;
-	if (!CMSG_FIRSTHDR(&message))
-		return 1;
+	if (!CMSG_FIRSTHDR(&message)) {
+		int without = message.msg_flags & MSG_CTRUNC ? -EMFILE /* for the one that came */ : -EPROTO;
+		return c->shm->in ? 1 : without;
+	}
 	int memory = -1, rc = -EPROTO;
 	if (control.header.cmsg_type == SCM_RIGHTS) {
 		memcpy(&memory, CMSG_DATA(&control.header), sizeof memory);

@@ -218,7 +218,7 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
 def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: a flood keeps the socket from ever being found empty, and strangers come, say something and are shut down."""
     take_messages = MasterLoop._take_messages
-    monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5, raising=False)
+    monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5)
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
 
     def never_empty(loop: MasterLoop) -> list[Any]:

@@ -256,7 +256,7 @@ static void pass(int fd, const int *fds, uint32_t count)
 	CHECK(sendmsg(fd, &message, 0) == 1);
 }
 
-/* Passes what `passes` says, and closes our copy. */
+/* Passes a descriptor, and closes our copy. */
 static void pass_one(hand *h, int memory)
 {
 	pass(h->fd, &memory, 1);

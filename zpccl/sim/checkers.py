@@ -611,9 +611,9 @@ class Lineage(Checker):
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
         elif isinstance(message, Refused) and message.refusal is Refusal.UNKNOWN_SESSION:
-            node = self.cluster.node_of(connection)  # Another run that refuses it may admit it as a newcomer later.
-            is_its_own = node is not None and node.machine.run_id == message.run_id
-            if node is not None and is_its_own and message.epoch > node.machine.epoch:
+            node = self.cluster.node_of(connection)
+            # Another run that refuses it may admit it as a newcomer later.
+            if node is not None and node.machine.run_id == message.run_id and message.epoch > node.machine.epoch:
                 self._refused[message.run_id, node.peer_id] = message.epoch
 
     def on_peer_step(self, node: SimulatedPeer) -> None:
