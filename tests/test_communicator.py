@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from types import FrameType
@@ -22,7 +23,7 @@ from e2e.harness import HANG_SECONDS, loop_of, until
 from e2e.local import Run, failure, finish, local_run
 
 import zpccl
-from zpccl import limits
+from zpccl import communicator, limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
@@ -1023,6 +1024,26 @@ def test_connecting_does_not_wait_for_ever_for_one_that_was_dropped(monkeypatch:
         finally:
             is_over.set()
         loop._thread.join(HANG_SECONDS)
+
+
+def test_a_communicator_connects_while_others_are_collected() -> None:
+    """L2: nobody gets an object that the collector takes apart."""
+    found: list[PeerLoop] = []
+
+    comm = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")
+    loop = comm._loop = comm._make_loop()
+    comm.close()
+    loop.itself, loop.array = [comm, loop], ones()  # type: ignore[attr-defined]
+    # The collector does not look at arrays: this one is freed with all that the loop has, and not before.
+    weakref.finalize(loop.array, lambda: found.extend(communicator._living_loops()))  # type: ignore[attr-defined]
+    gone = weakref.ref(loop)
+    gc.disable()
+    try:
+        del comm, loop
+        gc.collect()
+    finally:
+        gc.enable()
+    assert gone() is None and all(hasattr(each, "view") for each in found)
 
 
 def test_ctrl_c_while_the_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

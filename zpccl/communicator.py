@@ -54,17 +54,23 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
-_open_loops: weakref.WeakSet[PeerLoop] = weakref.WeakSet()
-_dropped_loops: weakref.WeakKeyDictionary[PeerLoop, None] = weakref.WeakKeyDictionary()
-"""Of communicators that were not closed; they are ending. Unlike a set, it may grow while its keys are listed."""
-os.register_at_fork(after_in_child=_open_loops.clear)  # The runs are the parent's.
-os.register_at_fork(after_in_child=_dropped_loops.clear)
+_loops: weakref.WeakKeyDictionary[PeerLoop, None] = weakref.WeakKeyDictionary()
+"""Of all communicators. Unlike a set, it may grow while its keys are listed.
+
+Each is entered before its first call: a weak reference that is made while garbage is collected, in `__del__`, would
+give others what the collector then takes apart.
+"""
+os.register_at_fork(after_in_child=_loops.clear)  # The runs are the parent's.
+
+
+def _living_loops() -> list[PeerLoop]:
+    return [loop for loop in [reference() for reference in _loops.keyrefs()] if loop is not None]
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Programs that end without close() leave gracefully too."""
-    for loop in list(_open_loops):
+    for loop in _living_loops():
         loop.offers.withdraw()
         loop.close()
 
@@ -170,8 +176,7 @@ class Communicator(Collectives):
     def __del__(self) -> None:
         loop = getattr(self, "_loop", None)
         if loop is not None and os.getpid() == self._pid:
-            loop.close(waits=False)  # Whoever collects garbage may be a thread that the end would wait for.
-            _dropped_loops[loop] = None
+            loop.drop()
 
     # --- Taking part ------------------------------------------------------------------------------------------------
 
@@ -214,11 +219,9 @@ class Communicator(Collectives):
                 if self._loop.view.state is not State.CLOSED:
                     raise InvalidUsage("connected already")
                 self._loop.close()  # Waits for its end, so that its port is free.
-            for dropped in [reference() for reference in _dropped_loops.keyrefs()]:  # The same for these.
-                if dropped is not None:
-                    dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
+            for dropped in [each for each in _living_loops() if each.is_dropped]:  # The same for these.
+                dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
             loop = self._loop = self._make_loop(is_ready=prefetch is None)
-            _open_loops.add(loop)
             call = PendingCall()
         with self._giving_up(loop, [call]):
             if prefetch is None:
@@ -266,7 +269,7 @@ class Communicator(Collectives):
             host_size=self._host[1],
             master_timeout_ns=self._master_timeout_ns,
         )
-        return PeerLoop(
+        loop = PeerLoop(
             options,
             tuple(f"tcp://{address}" for address in self._masters),
             listen_on_first_free(*self._listen),
@@ -278,6 +281,8 @@ class Communicator(Collectives):
             None if self._local_sockets is False else listen_locally(peer_id),
             self._min_world_size,
         )
+        _loops[loop] = None
+        return loop
 
     @public
     def close(self) -> None:

@@ -152,6 +152,7 @@ class PeerLoop:
         self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
         self._measurements: Future[Measurements] | None = None  # For all who wait for them.
         self._has_begun = self._is_closing = self._is_closed = False
+        self.is_dropped = False  # Left by its communicator, which is no more.
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
         self._rates = RateMeter(self.engine)
@@ -281,14 +282,23 @@ class PeerLoop:
         """The ends of each open link, by peer id."""
         return self._link_ends.copy()
 
-    def close(self, *, waits: bool = True, timeout_ns: int | None = None) -> None:
-        """Leaves the run. `waits`: until the thread has ended, or for `timeout_ns`."""
-        if self._begin():
-            return self._shut_down()
-        self._post(events.CloseCalled())
-        if waits:
+    def close(self, *, timeout_ns: int | None = None) -> None:
+        """Leaves the run, and waits until the thread has ended, or for `timeout_ns`."""
+        if not self._leave():
             wait_for_end(self._thread, self._ended, timeout_ns)
-        return None
+
+    def drop(self) -> None:
+        """Leaves the run, without waiting: whoever collects garbage may be a thread that the end would wait for."""
+        self.is_dropped = True
+        self._leave()
+
+    def _leave(self) -> bool:
+        """Ends the thread; or everything, at once, and returns True if the thread has not begun."""
+        if not self._begin():
+            self._post(events.CloseCalled())
+            return False
+        self._shut_down()
+        return True
 
     def _begin(self) -> bool:
         """True for the first who calls it: the thread, or who ends everything before that has begun."""
