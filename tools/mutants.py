@@ -270,6 +270,14 @@ plan-never-made-anew-for-want-of-the-first-holder: protocol.kinds.sync:StateSync
   L1: after a take-over, a peer that missed its plan waits for ever if the first holder is lost
   - winner = transfer.offers.get(holders[0]) if holders else None
   + winner = transfer.offers.get(transfer.holders[0]) if holders else None
+late-plan-without-a-link: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
+  S6: after a take-over, a peer that missed its plan is told to fetch from whom it cannot reach
+  - entries and not sources and not partial_seeds
+  + False
+late-plan-waits-for-ever: protocol.kinds.sync:StateSyncs._plan_anew (unit tests)
+  L1: after a take-over, a sync waits for ever for a peer without a plan and a link
+  - late and transfer.agreed_ns is None and self._registry.is_committed
+  + False
 partial-seeds-with-other-contents: protocol.sources:_FreeKeys.have_same (unit tests)
   L2: peers request contents from peers that will have other ones
   - self._has(other, peer, fetch[peer], fetch)

@@ -19,6 +19,7 @@ from zpccl.protocol.messages import (
     NO_ID,
     Decision,
     Kick,
+    Linked,
     Members,
     Neighbours,
     Plan,
@@ -691,6 +692,7 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     sync = running_sync(7, 2, "a", "ab", (3, 4), False)
     bench.report("a", running=(sync,))
     bench.report("b")
+    bench.link("a", "b")
     bench.say("a", offer(3, 2, entry("w", "new")))
     told = bench.say("b", offer(4, 1, entry("w", "old")))
     (plan,) = [message for c, message in told if c == "b1" and is_fetching(message)]
@@ -709,10 +711,48 @@ def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> Non
     bench.say("c", offer(5, 1, entry("w", "old")))
     while bench.machine.deadline_ns() is not None and bench.names() != "bc":
         bench.tick_at_deadline()
+    bench.link("b", "c")
     (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
     assert (plan.attempt_id, fetching(plan).sources, [e.key for e in fetching(plan).fetch]) == (7, pids("b"), ["w"])
     bench.fetched("c", 5, 7)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
+
+
+def a_sync_with_one_who_has_no_plan(bench: TakeOver) -> None:
+    """a holds the state, b fetches it, and c has heard nothing. a and b are linked; c has yet to say its links."""
+    sync = running_sync(7, 2, "a", "abc", (3, 4, 5), False)
+    bench.report("a", "abc", running=(sync,))
+    bench.report("b", "abc", running=(replace(sync, is_open=True),))
+    bench.report("c", "abc")
+    for name, others in (("a", "bc"), ("b", "ac")):
+        bench.say(name, Linked(pids(others)))
+    bench.say("a", offer(3, 2, entry("w", "new")))
+    bench.say("b", offer(4, 1, entry("w", "old")))
+    bench.say("c", offer(5, 1, entry("w", "old")))
+
+
+@pytest.mark.parametrize("linked", ["a", "b", "ab"])
+def test_who_has_no_plan_of_a_running_sync_fetches_from_whom_it_reaches(bench: TakeOver, linked: str) -> None:
+    """S6, L3: whoever fetches the same stands in for the holder. A plan without a link failed the sync."""
+    a_sync_with_one_who_has_no_plan(bench)
+    assert not any(is_fetching(message) for message in bench.said["c1"])
+    told = bench.say("c", Linked(pids(linked)))
+    (plan,) = [message for c, message in told if c == "c1" and is_fetching(message)]
+    assert fetching(plan).sources == pids("a" * ("a" in linked))
+    assert fetching(plan).partial_seeds == pids("b" * ("b" in linked))
+    bench.fetched("b", 4, 7)
+    bench.fetched("c", 5, 7)
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
+
+
+def test_who_has_no_plan_of_a_running_sync_and_no_link_is_removed(bench: TakeOver) -> None:
+    """L1: the others do not wait for it for ever."""
+    a_sync_with_one_who_has_no_plan(bench)
+    bench.fetched("b", 4, 7)
+    assert bench.verdict("a", 3) is None
+    bench.tick(bench.options.link_wait_ns)
+    assert any(isinstance(message, Kick) for message in bench.said["c1"])
+    assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
 
 
 def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver) -> None:
@@ -736,6 +776,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.say("b", offer(4, 1, entry("w", "old")))
     bench.report("a", running=(running_sync(7, 2, "a", "ab", (3, 4), False),))
+    bench.link("a", "b")
     told = bench.say("a", offer(3, 2, entry("w", "new")))
     assert [message.attempt_id for c, message in told if c == "b1" and is_fetching(message)] == [7]
     bench.fetched("b", 4, 7)

@@ -19,7 +19,8 @@ changed since its vote, because it no longer holds what it offered.
 
 A master that takes over the run continues a sync that peers report. Peers that never got the plan offer their state
 again. The new master derives what they must fetch from their offers and that of a holder: the winner of the election,
-or the next holder if that one is lost. It decides nothing until all have reported, as with collectives.
+or the next holder if that one is lost. Such plans wait for links, too. It decides nothing until all have reported, as
+with collectives.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Transfer(Attempt):
     """A running attempt at a sync. `begun_ns` is when the plan was sent."""
 
     has_plan_everywhere: bool = False
+    is_taken_over: bool = False
+    """True if a former master has begun it."""
     revision: int
     holders: tuple[Peer, ...]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
@@ -198,8 +201,10 @@ class StateSyncs(Kind[Transfer]):
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down: plans that wait for links are tried again."""
-        for transfer in self.transfers() if self._registry.is_committed else ():
-            if transfer.agreed_ns is not None:
+        for transfer in self.transfers():
+            if transfer.is_taken_over:
+                self._plan_anew(transfer)
+            elif transfer.agreed_ns is not None and self._registry.is_committed:
                 self._start(transfer, now_ns, has_waited=True)
 
     def wait_again(self, now_ns: int) -> None:
@@ -219,7 +224,8 @@ class StateSyncs(Kind[Transfer]):
         """A sync fails if a fetcher has waited too long for links, and nobody is cut off."""
         for transfer in self._late(now_ns) if self._registry.is_committed else ():
             if not self._paths.surplus(self._registry.members(transfer.group), now_ns):
-                without = names(self._find_sources(transfer, now_ns).without)
+                late = self._late_fetchers(transfer)
+                without = names(late or self._find_sources(transfer, now_ns).without)
                 reason = f"{without}: no data connection to a peer that can send it the shared state"
                 transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason)
                 self._operations.decide(transfer)
@@ -249,7 +255,7 @@ class StateSyncs(Kind[Transfer]):
 
     def on_vote_again(self, attempt: Transfer, peer: Peer, vote: Vote) -> None:
         """Sends the plan again; to a peer that never got it from a former master, a plan made from its new offer."""
-        if attempt.agreed_ns is not None:
+        if attempt.agreed_ns is not None and not attempt.is_taken_over:
             return  # The plan has not been sent yet.
         if peer in attempt.fetch:
             self._send_plan(attempt, peer)
@@ -274,6 +280,7 @@ class StateSyncs(Kind[Transfer]):
                 revision=how.revision,
                 holders=tuple(self._registry.peers.get(peer_id) or absent(peer_id) for peer_id in how.holders),
                 fetch={},
+                is_taken_over=True,
             )
             self._operations.run(transfer)
             for peer, call_id in calls.items():
@@ -289,25 +296,47 @@ class StateSyncs(Kind[Transfer]):
         self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
-        """Plans for peers that never got the plan, once the first holder that is left has offered again."""
+        """Plans for peers that never got the plan, once the first holder that is left has offered again.
+
+        As long as such a peer has no link to anybody who has the state or fetches it, its plan waits.
+        """
         holders = self._operations.present(transfer.holders)
         winner = transfer.offers.get(holders[0]) if holders else None
-        if winner is None:
-            return self._operations.decide(transfer)
-        for peer, offer in transfer.offers.items():
-            if peer in transfer.fetch:
-                continue
-            entries = entries_to_fetch(offer, winner, transfer.revision)
-            if entries is None:
-                reason = f"{peer.name} offers another state than before"
-                transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, (peer,))
-                return self._operations.decide(transfer)
-            transfer.fetch[peer] = entries
-            transfer.sources[peer] = tuple(self._paths.sources(peer, holders, self._outbox.now_ns)) or tuple(holders)
-            if not entries:
-                transfer.done.add(peer)
-            self._send_plan(transfer, peer)
+        late: list[Peer] = []
+        if winner is not None:
+            late = self._late_fetchers(transfer)
+            while planned := [peer for peer in late if self._plan_late(transfer, peer, holders, winner)]:
+                late = [peer for peer in late if peer not in planned]
+        if late and transfer.agreed_ns is None and self._registry.is_committed:  # Before that, links are still told.
+            transfer.agreed_ns = self._outbox.now_ns
+        transfer.agreed_ns = transfer.agreed_ns if late else None
         self._operations.decide(transfer)
+
+    def _plan_late(self, transfer: Transfer, peer: Peer, holders: list[Peer], winner: SyncSpec) -> bool:
+        """Sends a plan to a peer that never got it; False if it has no link to anybody from whom it could fetch.
+
+        Others than holders are named as partial seeds: these tell what they have, be it everything.
+        """
+        entries = entries_to_fetch(transfer.offers[peer], winner, transfer.revision)
+        if entries is None:
+            reason = f"{peer.name} offers another state than before"
+            transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, (peer,))
+            return False
+        others = [other for other in self._operations.present(transfer.fetch) if other not in holders]
+        sources = self._paths.sources(peer, holders, self._outbox.now_ns)
+        partial_seeds = self._paths.sources(peer, others, self._outbox.now_ns)
+        if entries and not sources and not partial_seeds:
+            return False
+        transfer.fetch[peer] = entries
+        transfer.sources[peer], transfer.partial_seeds[peer] = tuple(sources), tuple(partial_seeds)
+        if not entries:
+            transfer.done.add(peer)
+        self._send_plan(transfer, peer)
+        return True
+
+    def _late_fetchers(self, transfer: Transfer) -> list[Peer]:
+        """After a take-over: participants that have offered again and wait for their plan."""
+        return [peer for peer in self._operations.present(transfer.offers) if peer not in transfer.fetch]
 
     def restore_last(self, group: int, revision: int, completed: frozenset[Peer]) -> None:
         """Sets the last committed sync of a group."""
@@ -352,7 +381,7 @@ class StateSyncs(Kind[Transfer]):
         for group in empty[: max(0, len(self.last_revision) - limits.PEERS_MAX)]:
             del self.last_revision[group]
         for transfer in self.transfers():
-            self._plan_anew(transfer)
+            self._operations.decide(transfer)
         self.on_links_changed(now_ns)
 
     def judge(self, transfer: Transfer, survivors: list[Peer]) -> Verdict | None:
