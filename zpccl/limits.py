@@ -97,6 +97,8 @@ STRANGER_BYTES_MAX = 32 * KIB
 """Bytes that a connection may send to a master before it has registered; a Hello has at most 3 KiB."""
 OUTSIDERS_BYTES_MAX = 8 * MIB
 """Bytes that libzmq holds for all strangers and pending peers. Empty message parts take 32 times as much memory."""
+CLOSED_STRANGERS_MAX = OUTSIDERS_BYTES_MAX // STRANGER_BYTES_MAX
+"""Unregistered connections that may close before a master has read all that has come; no others are taken then."""
 CONNECTIONS_BYTES_MAX = 128 * MIB
 """Bytes that libzmq holds for all connections to a master."""
 MEMBER_UNSENT_BYTES_MAX = 64 * MIB

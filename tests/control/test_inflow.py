@@ -247,6 +247,60 @@ def test_what_is_left_of_a_connection_is_known_until_the_socket_is_empty(bench: 
     assert not bench.inflow.is_cut(b"named") and bench.inflow.is_cut(b"unnamed")
 
 
+def close_strangers(bench: Bench, count: int) -> None:
+    """Each time another descriptor: it is too late to ask the kernel about them."""
+    for descriptor in range(1000, 1000 + count):
+        bench.inflow.opened(descriptor, bench.now_ns)
+        bench.inflow.closed(descriptor)
+
+
+def test_what_closed_strangers_have_left_is_read_before_others_come(bench: Bench) -> None:
+    """B1: nobody knows what libzmq holds of them. Who is connected stays so."""
+    bench.inflow.listening(bench.listener.fileno())
+    stays, goes = bench.connect(), bench.connect()
+    close_strangers(bench, limits.CLOSED_STRANGERS_MAX)
+    assert not bench.inflow.is_holding_back
+    bench.inflow.closed(goes.ours.fileno())
+    with pytest.raises(TimeoutError):
+        socket.create_connection(bench.listener.getsockname(), 0.3)
+    stays.say(100)
+    bench.inflow.drained()
+    assert not bench.inflow.is_holding_back
+    bench.connect()
+
+
+def test_strangers_that_close_and_are_read_keep_nobody_out(bench: Bench) -> None:
+    bench.inflow.listening(bench.listener.fileno())
+    for _ in range(3):
+        close_strangers(bench, limits.CLOSED_STRANGERS_MAX)
+        bench.inflow.drained()
+    assert not bench.inflow.is_holding_back
+
+
+def test_members_that_lose_their_connections_keep_nobody_out(bench: Bench) -> None:
+    """L1, S6: they come back, however busy the master is."""
+    bench.inflow.listening(bench.listener.fileno())
+    members = [bench.connect(b"%d" % number, Standing.MEMBER) for number in range(20)]
+    for member in members:
+        member.say(100)
+    bench.look()
+    close_strangers(bench, limits.CLOSED_STRANGERS_MAX)
+    for member in members:
+        bench.inflow.closed(member.ours.fileno())
+    assert not bench.inflow.is_holding_back
+
+
+def test_the_port_is_left_alone_where_its_descriptor_is_another_socket_s(bench: Bench) -> None:
+    """libzmq has closed it, and the next socket has its number."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        bench.inflow.listening(number := listener.fileno())
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert other.fileno() == number
+        close_strangers(bench, limits.CLOSED_STRANGERS_MAX + 1)
+        socket.create_connection(other.getsockname(), HANG_SECONDS).close()
+    assert not bench.inflow.is_holding_back
+
+
 def test_it_sleeps_while_there_are_no_connections(bench: Bench) -> None:
     assert bench.inflow.deadline_ns() is None
     pair = bench.connect()

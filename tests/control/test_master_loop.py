@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from engine_mesh import until
 
 import zpccl
 from zpccl import limits
+from zpccl.control.addresses import parse_address
 from zpccl.control.master_loop import MasterLoop
 from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
@@ -244,6 +246,42 @@ def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.Monke
         loop._close()
 
 
+def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: strangers come, send much and close, over and over; nobody bounds what libzmq holds of them."""
+    monkeypatch.setattr(limits, "CLOSED_STRANGERS_MAX", 0)
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+    take_messages = MasterLoop._take_messages
+
+    def never_empty(loop: MasterLoop) -> list[Any]:
+        messages = take_messages(loop)
+        loop._is_drained = False
+        return messages
+
+    def turn() -> MasterLoop:
+        loop._run_once(time.monotonic_ns(), None)
+        return loop
+
+    try:
+        with dealer(loop.address) as open_one:
+            open_one.send(encode(Ready()))
+            until(lambda: len(turn()._known) == 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(MasterLoop, "_take_messages", never_empty)
+                with dealer(loop.address) as stranger:
+                    stranger.send(encode(Ready()))
+                    until(lambda: len(turn()._known) == 2)
+                    assert not turn().inflow.is_holding_back, "nobody has closed yet"
+                until(lambda: turn().inflow.is_holding_back)
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(parse_address(loop.address), 0.3)
+                open_one.send(encode(Ready()))  # Whoever is connected is heard.
+                until(lambda: turn()._traffic.messages_received == 3)
+            assert not turn().inflow.is_holding_back
+            raw(loop.address).close()
+    finally:
+        loop._close()
+
+
 def test_connections_that_close_all_the_time_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """B2, L1: what has been taken is handled all the same, and the master can be stopped."""
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
@@ -267,6 +305,7 @@ RESET_WHILE_NOBODY_READS = """
 import socket, struct, sys
 import zmq
 from zpccl import limits
+from zpccl.control.addresses import parse_address
 from zpccl.control.master_loop import open_router
 
 limits.HEARTBEAT_INTERVAL_NS = limits.MS

@@ -14,6 +14,10 @@ peer reconnects then, as after any broken connection, and loses nothing.
 All connections are checked at an interval that grows with their number, so that checking takes at most 4% of a CPU.
 There is no event to wait for: libzmq signals whole messages only, and epoll does not report what libzmq has read.
 
+What libzmq holds of closed connections is not known: nobody can ask the kernel any more. So if too many that had not
+registered have closed since the socket was last found empty, the kernel drops what comes to the port until it is found
+empty again: no connections are made, and hosts try again a second later. Open ones are served.
+
 Heartbeats are never delivered, and would add up to more than any bound within a day. Bytes that had arrived when the
 socket was last found empty cannot belong to a message that begins later. So once another message has come after that,
 those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats.
@@ -26,6 +30,7 @@ this module.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import socket
@@ -41,7 +46,9 @@ from zpccl.protocol.membership import Standing
 _TCP_INFO_BYTES = 136
 _COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received (linux/tcp.h)
 _COUNTS_OFFSET = 120
-_SO_COOKIE = 57
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_COOKIE = 26, 27, 57
+_DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
+"""A filter of packets (linux/filter.h): the one instruction "return 0", which takes nothing of any."""
 _CURVE_MESSAGE_BYTES = 33
 """Name, nonce, authenticator and flags around a part (rfc.zeromq.org/spec/26)."""
 _OUTSIDERS = (Standing.STRANGER, Standing.PENDING)
@@ -117,6 +124,10 @@ class Inflow:
         self._cut_ids: set[bytes] = set()  # Routing ids of connections shut down; libzmq may still hold messages.
         self._unregistered: dict[_Connection, None] = {}  # In order of `since_ns`.
         self._drains = 0
+        self._closed_count = 0  # Unregistered ones that have closed since the socket was last found empty.
+        self._listener: tuple[int, bytes] | None = None  # Descriptor and cookie.
+        self.is_holding_back = False
+        """The kernel makes no connections to the port."""
         self._due_ns = 0
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         half = limits.STRANGERS_MAX if descriptors == resource.RLIM_INFINITY else descriptors // 2
@@ -133,9 +144,14 @@ class Inflow:
 
     # --- Reports of the loop ----------------------------------------------------------------------------------------
 
+    def listening(self, descriptor: int) -> None:
+        """This is the listening socket of the port."""
+        with contextlib.suppress(OSError), _duplicate(descriptor) as listener:
+            self._listener = descriptor, listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
+
     def opened(self, descriptor: int, now_ns: int) -> None:
         """A connection was accepted. It may have closed since, and its descriptor may belong to another file."""
-        self.closed(descriptor)
+        self._remove(descriptor)
         with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
             if connection.family == socket.AF_UNIX or connection.getsockname()[1] != self._port:
                 return
@@ -148,6 +164,14 @@ class Inflow:
 
     def closed(self, descriptor: int) -> None:
         """A connection has ended."""
+        connection = self._connections.get(descriptor)
+        if connection is None or connection in self._unregistered or connection.is_cut:
+            self._closed_count += 1
+            if self._closed_count > limits.CLOSED_STRANGERS_MAX and not self.is_holding_back:
+                self._hold_back(True)
+        self._remove(descriptor)
+
+    def _remove(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor, None)
         if connection is not None:
             self._unregistered.pop(connection, None)
@@ -177,6 +201,9 @@ class Inflow:
         """The socket was found empty."""
         self._drains += 1
         self._cut_ids.intersection_update(self._by_routing_id)
+        self._closed_count = 0
+        if self.is_holding_back:
+            self._hold_back(False)
 
     def forget(self, routing_id: bytes) -> None:
         """What libzmq may still hold of a closed connection counts as that of any stranger from now on."""
@@ -272,6 +299,21 @@ class Inflow:
             self._judge(connection, now_ns)
             if connection in self._unregistered:
                 self._cut(connection, "it has not registered" if is_late else "too many have not registered", now_ns)
+
+    def _hold_back(self, is_holding_back: bool) -> None:
+        """Makes the kernel drop what comes to the port, or take it again."""
+        if self._listener is None:
+            return
+        descriptor, cookie = self._listener
+        with contextlib.suppress(OSError), _duplicate(descriptor) as listener:
+            if listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
+                return
+            if is_holding_back:
+                program = struct.pack("HP", 1, ctypes.addressof(_DROP))
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+            self.is_holding_back = is_holding_back
 
     @staticmethod
     def _measure(connection: _Connection) -> None:

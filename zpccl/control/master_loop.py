@@ -362,6 +362,8 @@ class MasterLoop:
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             if event["event"] in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
                 self._descriptors[event["value"]] = closed_in_children(Descriptor(event["value"]))
+                if event["event"] == zmq.EVENT_LISTENING:
+                    self.inflow.listening(event["value"])
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self._descriptors.pop(event["value"], None)
             if self._watch is not None:
