@@ -274,6 +274,10 @@ late-plan-without-a-link: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
   S6: after a take-over, a peer that missed its plan is told to fetch from whom it cannot reach
   - entries and not sources and not partial_seeds
   + False
+late-plan-with-other-contents: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
+  S5: after a take-over, a peer requests contents from one that will have other ones
+  - other in holders or transfer.has(other, entries, own)
+  + True
 late-plan-waits-for-ever: protocol.kinds.sync:StateSyncs._plan_anew (unit tests)
   L1: after a take-over, a sync waits for ever for a peer without a plan and a link
   - late and transfer.agreed_ns is None and self._registry.is_committed

@@ -76,6 +76,8 @@ EXPLAINED_PEERS_MAX = 16
 """Peers named in one log line about a sync; the rest is counted."""
 STATE_ENTRY_BYTES_MAX = 64
 """Size of a state entry in a message, without its key."""
+REPORT_CONTENTS_BYTES_MAX = 256 * KIB
+"""What a run report tells of the contents of a running sync. Who has more is named to no newcomer as a partial seed."""
 TEXT_CHARS_MAX = 4096
 """Length of a human-readable text in a message; longer reasons are cut."""
 MALFORMED_TEXT_CHARS_MAX = 400

@@ -11,17 +11,20 @@ from zpccl.protocol.calls import Call, CallPhase
 from zpccl.protocol.memory import Memory
 from zpccl.protocol.messages import (
     Decision,
+    FetchEntry,
+    Fetching,
     Hello,
     Lane,
     Member,
     Plan,
     Reducing,
+    SyncSpec,
     decode_peer_message,
     encode,
 )
 from zpccl.types import Algorithm
 
-from .harness import member_list, pid, pids, spec
+from .harness import digest, entry, member_list, pid, pids, spec, sync_spec
 
 LONG = 2**63 - 1
 """No number takes more bytes."""
@@ -71,6 +74,10 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     plan = Plan(LONG, (LONG,) * group_size, widest_plan(ids))
     widest = spec(limits.TAG_MAX, count=limits.ELEMENTS_MAX, datatype=255, op=255, quantization=255)
     calls: list[Call] = [Call(LONG, widest, CallPhase.RUNNING, LONG, plan) for _ in range(calls_max)]
+    key = "k" * limits.KEY_CHARS_MAX
+    count = limits.REPORT_CONTENTS_BYTES_MAX // (len(key) + limits.STATE_ENTRY_BYTES_MAX)
+    state = sync_spec(LONG, *(entry(f"{number:04}{key[4:]}", "v", free=True) for number in range(count)))
+    calls[-1] = Call(LONG, state, CallPhase.RUNNING, LONG, Plan(LONG, plan.calls, Fetching(ids, LONG, ids)))
     addresses = ("h" * limits.ADDRESS_CHARS_MAX,) * limits.ADDRESSES_PER_PEER_MAX
     hello = Hello(ids[0], ids[0], True, limits.PEER_GROUP_MAX, listed[0].name, addresses, LONG)
     report = memory.report(hello, LONG, limits.EPOCH_MAX, listed, everybody, limits.EPOCH_MAX, calls)
@@ -78,10 +85,29 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     report = replace(report, last_sync=last)
     kept = {outcome.attempt_id for outcome in report.outcomes}
     assert {LONG - number for number in range(open_max)} <= kept
-    assert len(report.running) == calls_max
+    assert len(report.running) == calls_max and isinstance(report.running[-1].plan.how, Fetching)
+    assert len(report.running[-1].plan.how.fetch) == count
     data = encode(report)
     assert len(data) <= limits.MESSAGE_BYTES_MAX
     assert decode_peer_message(data) == report
+
+
+def test_what_a_report_tells_of_a_running_sync() -> None:
+    """The contents of keys that allow inequality as they will be, unless there are too many of these."""
+    own = (entry("w", "old"), entry("x", "own", free=True), entry("y", "own", free=True))
+    how = Fetching(pids("ab"), 2, pids("a"), tuple(FetchEntry(key, digest("new")) for key in "wx"), pids("a"))
+
+    def told(state: SyncSpec) -> Fetching:
+        call = Call(1, state, CallPhase.RUNNING, 7, Plan(7, (1, 1), how))
+        (running,) = Memory().report(HELLO, 0, 1, (), (), 0, [call]).running
+        assert running.is_open and isinstance(running.plan.how, Fetching)
+        return running.plan.how
+
+    brief = replace(how, sources=(), fetch=(FetchEntry("x", digest("new")), FetchEntry("y", digest("own"))))
+    assert told(sync_spec(1, *own)) == brief
+    count = limits.REPORT_CONTENTS_BYTES_MAX // limits.STATE_ENTRY_BYTES_MAX
+    many = sync_spec(1, *(entry(f"{number:05}", "v", free=True) for number in range(count)))
+    assert told(many) == replace(brief, fetch=())
 
 
 def widest_plan(ids: tuple[bytes, ...]) -> Reducing:

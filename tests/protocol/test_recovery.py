@@ -18,6 +18,7 @@ from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     NO_ID,
     Decision,
+    FetchEntry,
     Kick,
     Linked,
     Members,
@@ -35,6 +36,7 @@ from .harness import (
     RUN_ID,
     UPDATE,
     PeerBench,
+    digest,
     entry,
     fetching,
     is_fetching,
@@ -718,17 +720,21 @@ def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> Non
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
 
 
-def a_sync_with_one_who_has_no_plan(bench: TakeOver) -> None:
-    """a holds the state, b fetches it, and c has heard nothing. a and b are linked; c has yet to say its links."""
+def a_sync_with_one_who_has_no_plan(bench: TakeOver, held_by_b: str = "new") -> None:
+    """a holds the state, b fetches it, and c has heard nothing. a and b are linked; c has yet to say its links.
+
+    Contents of key v may differ: b will have those that are named here.
+    """
     sync = running_sync(7, 2, "a", "abc", (3, 4, 5), False)
+    contents = (FetchEntry("v", digest(held_by_b)),) * bool(held_by_b)
+    fetches = replace(sync.plan, how=replace(fetching(sync.plan), fetch=contents))
     bench.report("a", "abc", running=(sync,))
-    bench.report("b", "abc", running=(replace(sync, is_open=True),))
+    bench.report("b", "abc", running=(replace(sync, plan=fetches, is_open=True),))
     bench.report("c", "abc")
     for name, others in (("a", "bc"), ("b", "ac")):
         bench.say(name, Linked(pids(others)))
-    bench.say("a", offer(3, 2, entry("w", "new")))
-    bench.say("b", offer(4, 1, entry("w", "old")))
-    bench.say("c", offer(5, 1, entry("w", "old")))
+    bench.say("a", offer(3, 2, entry("v", "new", free=True), entry("w", "new")))
+    bench.say("c", offer(5, 1, entry("v", "own", free=True), entry("w", "old")))
 
 
 @pytest.mark.parametrize("linked", ["a", "b", "ab"])
@@ -740,9 +746,36 @@ def test_who_has_no_plan_of_a_running_sync_fetches_from_whom_it_reaches(bench: T
     (plan,) = [message for c, message in told if c == "c1" and is_fetching(message)]
     assert fetching(plan).sources == pids("a" * ("a" in linked))
     assert fetching(plan).partial_seeds == pids("b" * ("b" in linked))
+    assert fetching(plan).fetch == tuple(FetchEntry(key, digest("new")) for key in "vw")
     bench.fetched("b", 4, 7)
     bench.fetched("c", 5, 7)
     assert bench.verdict("a", 3) == Decision(3, 0, 2, attempt_id=7)
+
+
+@pytest.mark.parametrize(
+    ("held_by_b", "linked", "told"), [("other", "b", "other"), ("own", "b", ""), ("other", "ab", "new")]
+)
+def test_who_has_no_plan_of_a_running_sync_takes_what_those_whom_it_reaches_have(
+    bench: TakeOver, held_by_b: str, linked: str, told: str
+) -> None:
+    """S5, S6: the contents of keys that allow inequality are those of a holder, if it reaches one."""
+    a_sync_with_one_who_has_no_plan(bench, held_by_b)
+    bench.say("c", Linked(pids(linked)))
+    (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
+    assert fetching(plan).fetch == (FetchEntry("v", digest(told)),) * bool(told) + (FetchEntry("w", digest("new")),)
+    assert (fetching(plan).sources, fetching(plan).partial_seeds) == (
+        (pids("a"), ()) if "a" in linked else ((), pids("b"))
+    )
+
+
+def test_who_does_not_tell_its_contents_is_no_partial_seed(bench: TakeOver) -> None:
+    """S5: too many keys allow inequality for a report."""
+    a_sync_with_one_who_has_no_plan(bench, "")
+    bench.say("c", Linked(pids("b")))
+    assert not any(is_fetching(message) for message in bench.said["c1"])
+    bench.say("c", Linked(pids("ab")))
+    (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
+    assert (fetching(plan).sources, fetching(plan).partial_seeds) == (pids("a"), ())
 
 
 def test_who_has_no_plan_of_a_running_sync_and_no_link_is_removed(bench: TakeOver) -> None:

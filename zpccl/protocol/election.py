@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -145,6 +145,13 @@ def choose_revision(
 def entries_to_fetch(offer: SyncSpec, elected: SyncSpec, revision: int) -> tuple[FetchEntry, ...] | None:
     """What a peer must fetch if `elected` won the election of `revision`; None if the shapes of the two differ."""
     return _entries_to_fetch(offer, elected, revision) if _shape(offer) == _shape(elected) else None
+
+
+def free_contents(offer: SyncSpec, fetch: Iterable[FetchEntry]) -> dict[str, bytes]:
+    """The contents that a peer has after its fetch of the keys that allow inequality: digests by key."""
+    held = {entry.key: entry.digest for entry in offer.entries if entry.allow_content_inequality}
+    held.update({entry.key: entry.digest for entry in fetch if entry.key in held})
+    return held
 
 
 def describe_shape_difference(expected: Shape, found: Shape) -> str:

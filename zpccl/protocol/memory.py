@@ -19,14 +19,19 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.protocol.calls import Call, CallPhase, is_sync
+from zpccl.protocol.election import free_contents
 from zpccl.protocol.messages import (
     CollectiveSpec,
     Decision,
+    FetchEntry,
+    Fetching,
     Hello,
     Member,
     Reducing,
     Running,
     RunReport,
+    Spec,
+    SyncSpec,
     cut,
 )
 
@@ -114,7 +119,8 @@ class Memory:
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
             else:
-                brief = replace(call.plan, how=replace(call.plan.how, fetch=(), sources=(), partial_seeds=()))
+                contents = _told_contents(call.spec, call.plan.how)
+                brief = replace(call.plan, how=replace(call.plan.how, fetch=contents, sources=(), partial_seeds=()))
                 has_failed = call.report is not None and not call.report.ok
                 running.append(Running(brief, is_open=bool(call.plan.how.fetch) or has_failed))
         return RunReport(
@@ -143,3 +149,10 @@ def _without(gone: Collection[bytes], outcome: Decision) -> Decision:
         return outcome
     pairs = [pair for pair in zip(outcome.order, outcome.calls, strict=False) if pair[0] not in gone]
     return replace(outcome, order=tuple(peer_id for peer_id, _ in pairs), calls=tuple(call_id for _, call_id in pairs))
+
+
+def _told_contents(spec: Spec, how: Fetching) -> tuple[FetchEntry, ...]:
+    """What a report tells of the contents after a sync: of keys that allow inequality, unless that is too much."""
+    free = free_contents(spec, how.fetch) if isinstance(spec, SyncSpec) else {}
+    size = sum(len(key.encode()) + limits.STATE_ENTRY_BYTES_MAX for key in free)
+    return tuple(map(FetchEntry, free, free.values())) if size <= limits.REPORT_CONTENTS_BYTES_MAX else ()

@@ -282,7 +282,8 @@ class Running(_Message, frozen=True):
     """An attempt whose plan the sender has, and whose outcome it does not know."""
 
     plan: Plan
-    """The plan of a sync comes without `fetch`, `sources` and `partial_seeds`."""
+    """The plan of a sync comes without `sources` and `partial_seeds`. Its `fetch` tells the contents of keys that allow
+    inequality as the sender will have them."""
     spec: CollectiveSpec | None = None
     """None for a sync."""
     is_open: bool = True

@@ -25,13 +25,13 @@ with collectives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
-from zpccl.protocol.election import elect, entries_to_fetch, validate_entries
+from zpccl.protocol.election import elect, entries_to_fetch, free_contents, validate_entries
 from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
@@ -66,6 +66,13 @@ class Transfer(Attempt):
     """By fetcher that has its plan from this master: the peers that had everything then, the best first."""
     partial_seeds: dict[Peer, tuple[Peer, ...]] = field(default_factory=dict)
     """By fetcher: the peers that fetch the same."""
+
+    free: dict[Peer, dict[str, bytes]] = field(default_factory=dict)
+    """After a take-over, by peer that has its plan: the contents that it then has of keys that allow inequality."""
+
+    def has(self, peer: Peer, entries: Iterable[FetchEntry], free_keys: Container[str]) -> bool:
+        """True if a peer that has its plan then has these contents, as far as they may differ."""
+        return all(self.free[peer].get(entry.key) == entry.digest for entry in entries if entry.key in free_keys)
 
     @property
     def group(self) -> int:
@@ -291,6 +298,7 @@ class StateSyncs(Kind[Transfer]):
         if transfer.attempt_id != plan.attempt_id or reporter not in transfer.calls:
             return
         transfer.fetch[reporter] = ()  # It has its plan, and would ignore another.
+        transfer.free[reporter] = {entry.key: entry.digest for entry in how.fetch}
         if not running.is_open:
             transfer.done.add(reporter)
         self._plan_anew(transfer)
@@ -317,18 +325,26 @@ class StateSyncs(Kind[Transfer]):
 
         Others than holders are named as partial seeds: these tell what they have, be it everything.
         """
-        entries = entries_to_fetch(transfer.offers[peer], winner, transfer.revision)
+        offer = transfer.offers[peer]
+        entries = entries_to_fetch(offer, winner, transfer.revision)
         if entries is None:
             reason = f"{peer.name} offers another state than before"
             transfer.failed = Verdict(Result.RANK_CONNECTION_LOST, reason, (peer,))
             return False
+        own = free_contents(offer, ())
         others = [other for other in self._operations.present(transfer.fetch) if other not in holders]
-        sources = self._paths.sources(peer, holders, self._outbox.now_ns)
-        partial_seeds = self._paths.sources(peer, others, self._outbox.now_ns)
-        if entries and not sources and not partial_seeds:
+        near = self._paths.sources(peer, [*holders, *others], self._outbox.now_ns)
+        suppliers = [other for other in near if other in holders or transfer.has(other, entries, own)]
+        if near and not suppliers:  # Then it takes the contents of one that it reaches.
+            held = {key: digest for key, digest in transfer.free[near[0]].items() if key in own}
+            entries = tuple(FetchEntry(entry.key, held.get(entry.key, entry.digest)) for entry in entries)
+            entries = tuple(entry for entry in entries if entry.digest != own.get(entry.key))
+            suppliers = [other for other in near if transfer.has(other, entries, own)]
+        if entries and not suppliers:
             return False
-        transfer.fetch[peer] = entries
-        transfer.sources[peer], transfer.partial_seeds[peer] = tuple(sources), tuple(partial_seeds)
+        transfer.fetch[peer], transfer.free[peer] = entries, free_contents(offer, entries)
+        transfer.sources[peer] = tuple(other for other in suppliers if other in holders)
+        transfer.partial_seeds[peer] = tuple(other for other in suppliers if other not in holders)
         if not entries:
             transfer.done.add(peer)
         self._send_plan(transfer, peer)
