@@ -272,7 +272,7 @@ plan-never-made-anew-for-want-of-the-first-holder: protocol.kinds.sync:StateSync
   + winner = transfer.offers.get(transfer.holders[0]) if holders else None
 late-plan-without-a-link: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
   S6: after a take-over, a peer that missed its plan is told to fetch from whom it cannot reach
-  - entries and not sources and not partial_seeds
+  - entries and not suppliers
   + False
 late-plan-with-other-contents: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
   S5: after a take-over, a peer requests contents from one that will have other ones
