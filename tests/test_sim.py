@@ -42,14 +42,16 @@ from zpccl.protocol.messages import (
     TopologyKind,
     Vote,
     Votes,
+    Welcome,
 )
 from zpccl.protocol.peer import State
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
-from zpccl.sim.checkers import Commits, Lineage
+from zpccl.sim.checkers import Causes, Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
 from zpccl.sim.faults import TURNS
+from zpccl.sim.nemesis import RUSH_NS
 from zpccl.sim.node import SimulatedPeer
 from zpccl.sim.program import Script, make_spec
 from zpccl.sim.runs import Setup, replay_command, run_seed, tight_limits
@@ -154,6 +156,25 @@ def test_newcomers_after_the_healing_can_be_dialled() -> None:
     assert cluster.quiesces()
     assert any(node.is_behind_nat for node in cluster.live_nodes())
     assert [node.name for node in cluster.live_nodes() if node.is_behind_nat and node not in before] == []
+
+
+def test_what_is_left_of_a_strike_does_not_outlast_the_faults() -> None:
+    """L2, duel, seed 18316849: a master was besieged, and the last member left it just after the healing. The other
+    peer of its host had not heard of its admission, so it registered anew, and waited for a host of which nobody
+    restarted the rest, until HostIncomplete ten minutes later."""
+    script = replace(SIMPLE, groups=2, tags=(1, 1), seed=1)
+    assert script.host_size == 2
+    for salt in range(4):  # In half of all sieges the last member leaves; in the others it is cut off.
+        cluster = Cluster(0, peer_count=4, script=script, masters=2)
+        cluster.run(steps=1, faults=STILL)
+        while not cluster.master.machine.registry.order:
+            cluster.run(steps=1, faults=STILL)
+        cluster.nemesis._besiege(cluster.master, random.Random(salt))
+        cluster.heal()
+        healed = cluster.live_nodes()
+        while cluster.clock.now_ns < cluster.healed_ns + RUSH_NS:
+            cluster.run(steps=1, faults=STILL)
+        assert cluster.live_nodes() == healed
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -347,6 +368,27 @@ def test_only_its_own_run_refuses_a_member_for_good(duellists: tuple[FakeMaster,
     other.propose(9, "pqrs", 1)
     with pytest.raises(Violation, match="L3") if run_id == b"run" else nullcontext():
         other.commit(9)
+
+
+@pytest.mark.parametrize("since", ["", "yielded", "yielded and registered"])
+def test_only_who_has_given_its_run_up_is_removed_though_connected(since: str) -> None:
+    """S6; minority, seed 18015992: a member whose run had decided nothing was refused by the master of a run of
+    newcomers, answered its calls as if it were alone, and waited to be admitted there. That master died, the next one
+    took the first run over from its other members, with this one in the list, and removed it when it said so.
+    """
+    cluster = Cluster(3, peer_count=3, script=SIMPLE)
+    cluster.run(steps=500, faults=STILL)
+    (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Causes))
+    master, node = cluster.master, cluster.live_nodes()[-1]
+    yielded = Refused(Refusal.YIELDED, "")
+    registered = Welcome(master.machine.run_id, *master.machine._leader.promise)
+    for heard in {"": (), "yielded": (yielded,), "yielded and registered": (yielded, registered)}[since]:
+        node.machine.handle(events.MasterMessageReceived(heard), node.now_ns())
+    assert node.machine.run_id == master.machine.run_id and node.machine.is_unregistered == (since == "yielded")
+    cluster.note("connection", node)
+    master.machine.registry.remove(master.machine.registry.peers[node.peer_id])
+    with nullcontext() if since == "yielded" else pytest.raises(Violation, match=r"S6: .* though it reconnected"):
+        checker.on_master_step(master)
 
 
 def test_catches_a_commit_that_another_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -950,11 +950,11 @@ who-refuses-is-asked-again: protocol.master:MasterMachine._on_early_hello (unit 
   + not self._raise_above(candidate, hello)
 returning-peer-promises-nothing: protocol.peer:PeerMachine._promise (unit tests)
   L1: a peer whose run has yielded, and that was admitted without knowing, is asked for ever and never a member
-  - self._is_unregistered()
+  - self.is_unregistered
   + self.state is State.RETURNING
 returning-peer-of-the-same-run-not-registered: protocol.peer:PeerMachine._on_welcome (unit tests)
   L2: a peer that waits to be admitted again keeps the epoch of the list that came to nothing, and refuses every promise
-  - is_other_run or self._is_unregistered()
+  - is_other_run or self.is_unregistered
   + is_other_run
 calls-kept-while-returning: protocol.peer:PeerMachine._on_yielded (unit tests)
   L1: a peer is admitted in the middle of a call that the members do not make

@@ -265,6 +265,11 @@ class PeerMachine:
         """True while a master leads this peer. Else no attempt is known to have stalled: others may lack its plan."""
         return self._acceptor.is_led
 
+    @property
+    def is_unregistered(self) -> bool:
+        """True for a returning peer that no run has registered since: the list it knows is that of its membership."""
+        return self.state is State.RETURNING and self._has_yielded
+
     def wants_link(self, peer_id: bytes) -> bool:
         """True if the peer is a neighbour. A link may come up after its other end has ceased to be one."""
         return peer_id in self._links
@@ -432,7 +437,7 @@ class PeerMachine:
 
     def _send_ready(self) -> None:
         """Sends Ready, if the peer was not ready at first: the last Hello may be older, or to another master."""
-        if self._is_registered() and not self._is_unregistered() and self._is_ready and self._was_unready:
+        if self._is_registered() and not self.is_unregistered and self._is_ready and self._was_unready:
             self._send(Ready())
 
     def _on_try_failed(self, reason: str, now_ns: int) -> None:
@@ -454,10 +459,6 @@ class PeerMachine:
     def _is_registered(self) -> bool:
         """True while a run has registered it, but not admitted it."""
         return self.state in (State.PENDING, State.RETURNING)
-
-    def _is_unregistered(self) -> bool:
-        """True for a returning peer that no run has registered since: the list it knows is that of its membership."""
-        return self.state is State.RETURNING and self._has_yielded
 
     def _switch_master(self, now_ns: int) -> None:
         """Switches to the next master. From now on no master leads this peer, though no connection broke."""
@@ -531,7 +532,7 @@ class PeerMachine:
         Open messages are repeated once that master leads.
         """
         asked = Promise(message.term, message.leader)
-        if self.state is State.CONNECTING or self._is_unregistered() or not self._acceptor.promise(asked):
+        if self.state is State.CONNECTING or self.is_unregistered or not self._acceptor.promise(asked):
             return self._send(self._hello())
         self._miss_master(now_ns)
         self._masters.stay(now_ns)
@@ -595,7 +596,7 @@ class PeerMachine:
         if self.state is State.MEMBER:
             if is_other_run or not self._acceptor.obey(leader):
                 return self._log(Level.WARNING, "ignoring a master of another run, or one that was replaced")
-        elif is_other_run or self._is_unregistered():
+        elif is_other_run or self.is_unregistered:
             self._register(message.run_id, leader)
         elif self._masters.has_others and not self._acceptor.may_be_registered(leader):
             return self._log(Level.WARNING, "ignoring a master that was replaced")

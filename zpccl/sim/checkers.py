@@ -552,7 +552,9 @@ class Causes(Checker):
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None
-            has_gone_over = node is not None and node.machine.run_id != machine.run_id
+            # To another run, or to none: its own has yielded, and it waits to be admitted anew. A master that takes its
+            # own one over lists it until it hears of that.
+            has_gone_over = node is not None and (node.machine.run_id != machine.run_id or node.machine.is_unregistered)
             is_connected = connection is not None and connection.is_greeted and not connection.is_broken
             is_here = is_connected and not has_gone_over
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.

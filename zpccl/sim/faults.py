@@ -505,7 +505,7 @@ class Injector:
             text = "path cut" if kind == "cuts" else "path is a black hole"
             self._damaged[pair] = self._cluster.note(text, *map(nodes.__getitem__, pair), lasts=True)
             links.damage(*pair, is_cut=kind == "cuts")
-            self._later(rng.randrange(self._cluster.faults.path_fault_ns_max), lambda: self._restore_path(pair))
+            self.later(rng.randrange(self._cluster.faults.path_fault_ns_max), lambda: self._restore_path(pair))
 
     def _restore_path(self, pair: tuple[bytes, bytes]) -> None:
         self._cluster.links.restore(*pair)
@@ -520,16 +520,16 @@ class Injector:
         if self.strikes("hangs", node):
             self._hung[node.peer_id] = self._cluster.note("hung", node, lasts=True)
             node.hang()
-            self._later(rng.randrange(self._cluster.faults.hang_ns_max), lambda: self._wake(node.peer_id))
+            self.later(rng.randrange(self._cluster.faults.hang_ns_max), lambda: self._wake(node.peer_id))
 
     def _wake(self, peer_id: bytes) -> None:
         self._cluster.nodes[peer_id].wake()
         self._cluster.end_incident(self._hung.pop(peer_id))
 
-    def _later(self, delay_ns: int, end: Callable[[], None]) -> None:
-        """Ends a lasting fault after a delay, unless start() has ended it before."""
+    def later(self, delay_ns: int, happen: Callable[[], None]) -> None:
+        """Ends a fault after a delay, or takes its next step, unless start() has begun another profile before."""
         era = self._era
-        self._cluster.clock.after(delay_ns, lambda: end() if era == self._era else None)
+        self._cluster.clock.after(delay_ns, lambda: happen() if era == self._era else None)
 
     def _strike_desertions(self, rng: random.Random) -> None:
         """A peer from which others fetch state dies."""
@@ -569,7 +569,7 @@ class Injector:
             self._cluster.prolong(duration_ns)
             master.pause(duration_ns)
             if self._cluster.faults.crashes and rng.random() < 0.5:  # It hears of calls and of a death at once.
-                self._later(rng.randrange(min(duration_ns, 200 * MS)), lambda: self._strike_crashes(rng))
+                self.later(rng.randrange(min(duration_ns, 200 * MS)), lambda: self._strike_crashes(rng))
 
     def _strike_stalls(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]
@@ -614,7 +614,7 @@ class Injector:
         for cut_off, master in cuts:
             cluster.network.cut(cut_off, master, is_silent=is_silent)
         for cut_off, master in cuts:
-            self._later(duration_ns, functools.partial(cluster.network.join, cut_off, master))
+            self.later(duration_ns, functools.partial(cluster.network.join, cut_off, master))
 
     def _strike_revocations(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if not node.is_revoked]
@@ -640,7 +640,7 @@ class Injector:
             reload()
 
         self._reloads.append(reload)
-        self._later(delay_ns, happen)
+        self.later(delay_ns, happen)
 
     def _strike_strangers(self, rng: random.Random) -> None:
         if self.strikes("strangers"):

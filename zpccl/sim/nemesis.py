@@ -109,7 +109,7 @@ class Nemesis:
             if victims:
                 victim, delay_ns = rng.choice(victims), rng.randrange(3 * MS)
                 if not cluster.spares(victim) and cluster.injector.strikes("behind_chance", victim):
-                    cluster.clock.after(delay_ns, functools.partial(_kill, victim))
+                    cluster.injector.later(delay_ns, functools.partial(_kill, victim))
                     master.pause(int(10 ** rng.uniform(-1, 2) * MS))
 
     def _strike(self, master: SimulatedMaster, how: str, rng: random.Random, back_to: SimulatedMaster | None) -> None:
@@ -137,7 +137,7 @@ class Nemesis:
         last = members.pop(rng.randrange(len(members)))
         cluster.injector.cut_off([(members, master)], rng.randrange(2 * SECOND, 10 * SECOND), is_silent=True)
         if rng.random() < 0.5:
-            cluster.clock.after(rng.randrange(RUSH_NS), last.leave)
+            cluster.injector.later(rng.randrange(RUSH_NS), last.leave)
         else:
             cluster.injector.cut_off([([last], master)], rng.randrange(2 * SECOND), is_silent=False)
 
