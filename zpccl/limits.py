@@ -216,6 +216,10 @@ LINGER_MS = 500
 # --- Metrics --------------------------------------------------------------------------------------------------------
 METRICS_INTERVAL_NS = 250 * MS
 """Shortest time between two snapshots of a master."""
+METRICS_CONNECTIONS_MAX = 16
+"""Connections to the metrics of a master that are open at the same time, each with a thread."""
+METRICS_SILENCE_NS = 10 * SECOND
+"""How long one of them may say nothing."""
 METRICS_GROUPS_MAX = 64
 """Peer groups that have their own time series."""
 METRICS_STRAGGLERS_MAX = 32

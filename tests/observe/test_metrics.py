@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from engine_mesh import until
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +19,7 @@ import zpccl
 from zpccl import limits
 from zpccl.limits import SECOND
 from zpccl.master_node import open_metrics
+from zpccl.observe import metrics
 from zpccl.observe.metrics import MetricsServer, SnapshotCollector
 from zpccl.observe.snapshot import Snapshot, Straggler, Traffic, take_snapshot
 from zpccl.protocol.counts import AbortReason, LossReason
@@ -223,6 +225,25 @@ def test_a_client_that_keeps_its_connection_open_holds_up_no_end(said: bytes) ->
         closing.start()
         closing.join(30)
         assert not closing.is_alive()
+
+
+def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: each has a thread and a descriptor of the master."""
+    monkeypatch.setattr(limits, "METRICS_CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
+    server = MetricsServer("127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    try:
+        clients = [socket.create_connection((host, int(port)), 30) for _ in range(3)]
+        assert clients[2].recv(1) == b"", "one too many, and it is kept"
+        for client in clients:
+            assert client.recv(1) == b"", "it has said nothing"
+            client.close()
+        until(lambda: server._server._slots._value == 2)
+        with urllib.request.urlopen(f"http://{server.address}/metrics") as answer:
+            assert answer.status == 200
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("address", ["", "9464", "127.0.0.1:99999", "192.0.2.77:0", "no.such.host.invalid:0"])

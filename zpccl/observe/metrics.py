@@ -1,16 +1,22 @@
 """Metrics of a master for Prometheus. Needs prometheus-client, which comes with the extra `cli`.
 
-The threads of the HTTP server read only the last snapshot that the master's loop has published. Replacing the reference
-to it is atomic, so there is no lock. `MetricsServer.close()` ends the server and closes its socket.
+The threads of the HTTP server, one for each open connection and METRICS_CONNECTIONS_MAX at most, read only the last
+snapshot that the master's loop has published. Replacing the reference to it is atomic, so there is no lock.
+`MetricsServer.close()` ends the server and closes its socket.
 """
 
 from __future__ import annotations
 
 import errno
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -144,6 +150,46 @@ def _network(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("zpccl_paths_measured", "Paths between peers that have been used.", len(topology.paths))
 
 
+class _Handler(WSGIRequestHandler):
+    """Answers one request. Whoever says nothing for long enough is left."""
+
+    timeout = limits.METRICS_SILENCE_NS / limits.SECOND
+
+    def log_message(self, *_: Any) -> None:
+        """The log of a master is no access log."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread for each connection, of which nobody waits for the end. Beyond the bound they are closed at once."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._slots = threading.BoundedSemaphore(limits.METRICS_CONNECTIONS_MAX)
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread, if there is one left."""
+        if not self._slots.acquire(blocking=False):
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # There are too many threads in this process.
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """What the thread does."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, *_: Any) -> None:
+        """The client is gone or says nothing: by default its address would be printed, with a traceback."""
+
+
 class MetricsServer:
     """Serves the metrics of a master at /metrics, without authentication.
 
@@ -164,10 +210,13 @@ class MetricsServer:
         self._collector = SnapshotCollector()
         registry.register(self._collector)
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = _Server(host, port)
         except OSError as error:
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot serve metrics on {listen}: {error.strerror}") from error
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="zpccl-metrics", daemon=True)
+        self._thread.start()
         self.address = format_address(host, self._server.server_port)
 
     def publish(self, snapshot: Snapshot) -> None:
