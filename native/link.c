@@ -191,11 +191,11 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	if (!link)
 		return -ENOMEM;
 	rc = link_encrypt(link, aeads);
-	for (uint32_t i = 0; rc == 0 && i < count; i++)
-		rc = link_share(link, i, fds[i]);
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
+	for (uint32_t i = 0; rc == 0 && i < count; i++) /* Last: the other end sees it. */
+		rc = link_share(link, i, fds[i]);
 	if (rc == 0) {
 		link->id = *id = ++engine->link_id_last;
 		link_adopt(link);

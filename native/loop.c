@@ -59,6 +59,8 @@ static void watch(zp__thread *thread, zp__connection *c)
 	c->watched = rc == 0;
 	if (rc < 0)
 		zp__connection_lose(c, rc);
+	else if (c->shm) /* Else epoll reports it. */
+		zp__connection_ready(c, false, true, false);
 }
 
 /* Handles the attention list. False: the thread must end. */

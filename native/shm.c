@@ -14,7 +14,7 @@
  * The other process may write anything to either ring at any time. So each end keeps the position that it moves to itself, takes
  * from the ring that of the other end only, and checks it against the size. What is received is copied out before
  * anybody looks at it. The memory is sealed: it does not shrink below the one who reads it, and is no file or huge page that
- * could run out when it is touched. It is not inherited by children of a fork.
+ * could run out when it is touched. It is not inherited by children of a fork, except one that is made while it arrives.
  *
  * Everything but zp__shm_open() and zp__shm_close() belongs to the connection's thread. */
 #define _GNU_SOURCE
@@ -266,6 +266,8 @@ static ssize_t available(zp__connection *c)
 		if (shm->in)
 			atomic_store(&shm->in->reader_waits, 1);
 		int rc = !shm->in || atomic_load(&shm->in->written) == shm->read ? woken(c) : 0;
+		if (rc == -ECONNRESET && shm->in && atomic_load(&shm->in->written) != shm->read)
+			rc = 0; /* The last bytes came between the two looks. */
 		if (rc < 0)
 			return rc;
 		c->writable |= rc > 0; /* The byte may have told of room; the turn goes on with sending. */
@@ -297,7 +299,8 @@ ssize_t zp__shm_send(zp__connection *c, const struct iovec *iov, int count)
 			publish(c);
 	}
 	publish(c);
-	return sent ? sent : free_bytes;
+	/* An error may be told only once, so it is not left for the next call. What was written is of an incomplete frame. */
+	return sent && (free_bytes > 0 || free_bytes == -EAGAIN) ? sent : free_bytes;
 }
 
 ssize_t zp__shm_receive(zp__connection *c, const struct iovec *iov, int count)

@@ -168,10 +168,12 @@ void zp__waiter_close(zp__waiter *waiter)
 		close(waiter->epoll_fd);
 }
 
-/* epoll reports at once that the socket is writable. */
+/* epoll reports at once that the socket is writable. Below shared memory it would also do so whenever the other end has read
+ * a byte, which is nothing to be woken for. */
 int zp__waiter_add(zp__waiter *waiter, zp__connection *connection)
 {
-	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = connection};
+	uint32_t what = EPOLLIN | EPOLLRDHUP | EPOLLET | (connection->shm ? 0 : EPOLLOUT);
+	struct epoll_event event = {.events = what, .data.ptr = connection};
 	return epoll_ctl(waiter->epoll_fd, EPOLL_CTL_ADD, connection->fd, &event) < 0 ? -errno : 0;
 }
 

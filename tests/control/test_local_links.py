@@ -14,8 +14,9 @@ from e2e.harness import HANG_SECONDS
 from e2e.strangers import is_dropped
 
 from zpccl import limits
-from zpccl.control.addresses import listen_locally, local_address
+from zpccl.control.addresses import _SO_PASSRIGHTS, listen_locally, local_address
 from zpccl.engine.ciphers import Cipher
+from zpccl.protocol.messages import Neighbour
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract names are Linux's")
 
@@ -114,6 +115,49 @@ def test_silent_processes_of_the_host_do_not_keep_a_neighbour_out(pair: tuple[Br
         assert one.failures.empty()
         for connection in silent:
             assert is_dropped(connection)
+
+
+def lets_pass_descriptors(sender: socket.socket) -> bool:
+    try:
+        return socket.send_fds(sender, [b"x"], [sender.fileno()]) == 1
+    except PermissionError:
+        return False
+
+
+@pytest.fixture
+def forbids_descriptors() -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        except OSError:
+            pytest.skip("Linux before 6.16")
+
+
+@pytest.mark.usefixtures("forbids_descriptors")
+def test_strangers_pass_no_descriptors(pair: tuple[Broker, Broker]) -> None:
+    """S6: one of theirs could take for ever to close. Neighbours pass one: their shared memory."""
+    one, other = pair
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(local_address(other.peer_id))
+        assert not lets_pass_descriptors(stranger)
+    other.meet(one)
+    one.meet(other, dial=True)
+    for connection in (*one.link().sockets, *other.link().sockets):
+        assert lets_pass_descriptors(connection)
+
+
+@pytest.mark.usefixtures("forbids_descriptors")
+def test_who_has_the_name_of_a_neighbour_passes_no_descriptors() -> None:
+    one = Broker("one", COUNT, local=True)
+    with contextlib.closing(one), socket.socket(socket.AF_UNIX) as impostor:
+        name = b"named".ljust(16, b".")
+        impostor.bind(local_address(name))
+        impostor.listen()
+        impostor.settimeout(HANG_SECONDS)
+        one.broker.open(Neighbour(name, "named", ("127.0.0.1:1",), True, b""))
+        connection, _ = impostor.accept()
+        with connection:
+            assert not lets_pass_descriptors(connection)
 
 
 def test_the_name_is_free_when_the_peer_is_gone() -> None:

@@ -296,6 +296,35 @@ static void hand_close(hand *h)
 	close(h->fd);
 }
 
+/* As it ends, a moment after its last bytes. */
+static void *hand_end(void *argument)
+{
+	hand *h = argument;
+	for (volatile uint32_t i = 0; i < 20000; i++)
+		;
+	h->out->written = 100;
+	CHECK(shutdown(h->fd, SHUT_RDWR) == 0);
+	return NULL;
+}
+
+/* They are read however close the end is: it is seen between the two looks of this end in few of the rounds. */
+static void test_the_last_bytes_are_read(void)
+{
+	uint8_t bytes[200];
+	for (int round = 0; round < 2000; round++) {
+		pthread_t thread;
+		ssize_t n, received = 0;
+		hand h;
+		hand_open(&h);
+		hand_share(&h);
+		CHECK(pthread_create(&thread, NULL, hand_end, &h) == 0);
+		while ((n = one_receive(&h.end, bytes, sizeof bytes)) != -ECONNRESET)
+			received += n == -EAGAIN ? 0 : n;
+		CHECK(received == 100 && pthread_join(thread, NULL) == 0);
+		hand_close(&h);
+	}
+}
+
 static void pass_nothing(hand *h)
 {
 	CHECK(send(h->fd, "", 1, 0) == 1);
@@ -355,13 +384,9 @@ static void test_what_is_no_memory(void)
 			hand h;
 			hand_open(&h);
 			ways[i](&h);
-			ssize_t n = first_sends ? one_send(&h.end, bytes, sizeof bytes) : 0; /* It looks when it is full. */
-			if (n >= 0)
-				n = one_receive(&h.end, bytes, 1);
-			if (first_sends) /* It has noticed already, and may have told of the bytes instead. */
-				CHECK(n < 0);
-			else
-				CHECK(n == -EPROTO || n == -EPERM);
+			/* When it sends, it looks when it is full. */
+			ssize_t n = first_sends ? one_send(&h.end, bytes, sizeof bytes) : one_receive(&h.end, bytes, 1);
+			CHECK(n == -EPROTO || n == -EPERM);
 			hand_close(&h);
 #ifndef EMULATED /* qemu keeps descriptors for which there was no space. */
 			CHECK(open_fds() == before);
@@ -371,21 +396,24 @@ static void test_what_is_no_memory(void)
 		}
 }
 
-/* The memory comes when this process has no descriptor left: not the fault of the other end, whose link goes on. */
+/* The memory comes when this process has no descriptor left: not the fault of the other end, whose link goes on. It says so
+ * even if it has sent something: the memory does not come again. */
 static void test_no_descriptor_left(void)
 {
-	struct rlimit before, none;
-	uint8_t byte;
-	hand h;
-	hand_open(&h);
-	pass_one(&h, memory_new(sizeof(ring), SEALS));
-	CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
-	none = (struct rlimit){0, before.rlim_max};
-	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-	ssize_t n = one_receive(&h.end, &byte, 1);
-	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
-	CHECK(n == -EMFILE);
-	hand_close(&h);
+	static uint8_t bytes[RING_BYTES + 1];
+	for (int first_sends = 0; first_sends < 2; first_sends++) {
+		struct rlimit before, none;
+		hand h;
+		hand_open(&h);
+		pass_one(&h, memory_new(sizeof(ring), SEALS));
+		CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+		none = (struct rlimit){0, before.rlim_max};
+		CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+		ssize_t n = first_sends ? one_send(&h.end, bytes, sizeof bytes) : one_receive(&h.end, bytes, 1);
+		CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+		CHECK(n == -EMFILE);
+		hand_close(&h);
+	}
 }
 
 /* Positions that cannot be: more in the ring than fits, or less than nothing. */
@@ -474,12 +502,30 @@ static void test_an_engine(void)
 	pair_close(&both);
 }
 
+/* A link that there is already takes no sockets, and nothing has happened to them. */
+static void test_sockets_that_are_not_taken(void)
+{
+	pair both;
+	int fds[2];
+	uint8_t id[ZP_PEER_ID_BYTES], byte;
+	uint64_t link;
+	pair_id(1, id);
+	CHECK(pair_open(&both, 1, true) == 0 && pair_link(&both, 1, false) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	CHECK(zp_link_open(both.engines[0], id, fds, NULL, 1, &link) == -EEXIST);
+	CHECK(recv(fds[1], &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	close(fds[0]);
+	close(fds[1]);
+	pair_close(&both);
+}
+
 int main(void)
 {
 	test_streams(7);
 	test_streams(1234567);
 	test_the_rest_is_read();
 	test_children_do_not_inherit_it();
+	test_the_last_bytes_are_read();
 	test_what_is_no_memory();
 	test_no_descriptor_left();
 	test_positions();
@@ -487,6 +533,7 @@ int main(void)
 	test_idle_wakes();
 	test_who_does_not_look();
 	test_an_engine();
+	test_sockets_that_are_not_taken();
 	return 0;
 }
 #endif

@@ -21,6 +21,8 @@ from zpccl.errors import InvalidArgument, InvalidUsage
 
 _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of bind() that every other port would give, too."""
+_SO_PASSRIGHTS = 83
+"""Of <asm-generic/socket.h>, Linux 6.16; the socket module has no name for it."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
@@ -172,12 +174,23 @@ def listen_locally(peer_id: bytes) -> socket.socket | None:
         return None
     with contextlib.ExitStack() as on_failure, contextlib.suppress(OSError):  # A sandbox may forbid each step.
         listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        let_pass_descriptors(listener, allowed=False)
         listener.bind(local_address(peer_id))
         listener.listen(limits.LISTEN_BACKLOG)
         listener.setblocking(False)
         on_failure.pop_all()
         return listener
     return None
+
+
+def let_pass_descriptors(connection: socket.socket, *, allowed: bool) -> None:
+    """Whether the other end of a Unix-domain socket, or of each that it accepts, may pass descriptors.
+
+    It may once it has proved who it is. A stranger could pass one that takes for ever to close, in our thread.
+    """
+    if connection.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):  # Linux before 6.16 knows no such option: all may.
+            connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, allowed)
 
 
 def advertised_address(advertise: str, port: int) -> str:

@@ -26,7 +26,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
-from zpccl.control.addresses import bind_beside, is_local_address, local_address, parse_address
+from zpccl.control.addresses import (
+    bind_beside,
+    is_local_address,
+    let_pass_descriptors,
+    local_address,
+    parse_address,
+)
 from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, use_bbr
 from zpccl.control.forks import closed_in_children
 from zpccl.control.handshake import (
@@ -247,6 +253,7 @@ class Dialler:
         connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             connection.setblocking(False)
+            let_pass_descriptors(connection, allowed=False)
             if beside is not None:
                 bind_beside(connection, beside)
             await self._loop.sock_connect(connection, target)
@@ -272,6 +279,7 @@ class Dialler:
             )
 
     async def _confirm(self, one: Dialled) -> None:
+        let_pass_descriptors(one.connection, allowed=True)  # The other end does as soon as it has sent READY.
         await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
         one.transcript.check(await receive(self._loop, one.connection, SIGNAL_BYTES), Signal.READY)
 

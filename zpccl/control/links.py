@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, parse_address, reachable_at
+from zpccl.control.addresses import format_address, let_pass_descriptors, parse_address, reachable_at
 from zpccl.control.dialling import Dialler, Results, Secrets, close_all, receive, text_of
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
@@ -593,7 +593,8 @@ def _new_share(is_needed: bool) -> tuple[bytes, bytes]:
 
 
 def _taken(connection: socket.socket) -> socket.socket:
-    """The same connection, which does not end with the task that made it."""
+    """The same connection, which does not end with the task that made it. READY is to be sent next."""
+    let_pass_descriptors(connection, allowed=True)
     return closed_in_children(socket.socket(fileno=connection.detach()))
 
 
