@@ -119,6 +119,8 @@ static zp__link *link_new(zp_engine *engine, const uint8_t peer[], const int *fd
 static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
+		if (fds[i] < 0)
+			continue;
 		for (uint32_t k = 0; k < i; k++)
 			if (fds[i] == fds[k])
 				return true;
@@ -149,7 +151,7 @@ static void link_adopt(zp__link *link)
 	zp_engine *engine = link->engine;
 	link->local = true;
 	for (uint32_t i = 0; i < link->connection_count; i++)
-		link->local = link->local && zp__sock_is_local(link->connections[i].fd);
+		link->local = link->local && (link->connections[i].fd < 0 || zp__sock_is_local(link->connections[i].fd));
 	link->senders_max =
 		link->local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
@@ -157,7 +159,8 @@ static void link_adopt(zp__link *link)
 	engine->link_count++;
 	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
 	for (uint32_t i = 0; i < link->connection_count; i++)
-		connection_adopt(&link->connections[i]);
+		if (link->connections[i].fd >= 0)
+			connection_adopt(&link->connections[i]);
 	if (engine->channel_max)
 		zp__opened_offer(link);
 }
@@ -167,7 +170,8 @@ static int link_encrypt(zp__link *link, const zp_aead *aeads)
 	int rc = 0;
 	link->encrypted = aeads != NULL;
 	for (uint32_t i = 0; rc == 0 && aeads && i < link->connection_count; i++)
-		rc = zp__record_layer_open(&aeads[i], &link->connections[i].records);
+		if (link->connections[i].fd >= 0)
+			rc = zp__record_layer_open(&aeads[i], &link->connections[i].records);
 	return rc;
 }
 
@@ -180,11 +184,12 @@ static int link_share(zp__link *link, uint32_t index, int fd)
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,
 		 uint64_t *id)
 {
-	if (count < 1 || count > ZP_LINK_CONNECTIONS_MAX)
+	if (count < 1 || count > ZP_LINK_CONNECTIONS_MAX || fds[0] < 0)
 		return -EINVAL;
 	int rc = 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++)
-		rc = zp__sock_prepare(fds[i], engine->config.path_timeout_ms);
+		if (fds[i] >= 0)
+			rc = zp__sock_prepare(fds[i], engine->config.path_timeout_ms);
 	if (rc < 0)
 		return rc;
 	zp__link *link = link_new(engine, peer, fds, count);
@@ -195,7 +200,8 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
 	for (uint32_t i = 0; rc == 0 && i < count; i++) /* Last: the other end sees it. */
-		rc = link_share(link, i, fds[i]);
+		if (fds[i] >= 0)
+			rc = link_share(link, i, fds[i]);
 	if (rc == 0) {
 		link->id = *id = ++engine->link_id_last;
 		link_adopt(link);
@@ -311,6 +317,7 @@ int zp_link_set_senders(zp_engine *engine, const uint8_t peer[], uint32_t sender
 
 int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow)
 {
+	uint32_t slowest_us = 0;
 	*flow = (zp_link_flow){.round_trip_us = UINT32_MAX};
 	pthread_mutex_lock(&engine->mutex);
 	const zp__link *link = zp__link_find(engine, peer);
@@ -326,7 +333,11 @@ int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow
 			flow->limited[i] = one.limited;
 			if (one.round_trip_us < flow->round_trip_us)
 				flow->round_trip_us = one.round_trip_us;
+			if (one.smoothed_us > slowest_us)
+				slowest_us = one.smoothed_us;
 		}
+		if (slowest_us > flow->round_trip_us)
+			flow->queued_us = slowest_us - flow->round_trip_us;
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return link ? 0 : -ENOTCONN;

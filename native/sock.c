@@ -144,6 +144,7 @@ bool zp__sock_flow_of(int fd, zp__sock_flow *flow)
 	*flow = (zp__sock_flow){.acked_bytes = info.tcpi_bytes_acked,
 				.busy_us = info.tcpi_busy_time,
 				.round_trip_us = info.tcpi_min_rtt,
+				.smoothed_us = info.tcpi_rtt,
 				.limited = !info.tcpi_delivery_rate_app_limited};
 	return true;
 }

@@ -13,6 +13,7 @@ typedef struct {
 	uint64_t acked_bytes;
 	uint64_t busy_us;	/* while it had data to send, or to be acknowledged */
 	uint32_t round_trip_us; /* least of late; UINT32_MAX: not known */
+	uint32_t smoothed_us;	/* that of the last packets */
 	bool limited;		/* at its last sample, it had all the time more to send than the path took */
 } zp__sock_flow;
 

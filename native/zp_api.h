@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 #define ZP_PEER_ID_BYTES 16
-#define ZP_LINK_CONNECTIONS_MAX 64
+#define ZP_LINK_CONNECTIONS_MAX 128
 #define ZP_AEAD_KEY_BYTES_MAX 32
 #define ZP_FIRST_BYTES_MAX 1024
 #define ZP_ONE_SHOT_BYTES_MAX 65536 /* ONE_SHOT_BYTES_MAX in limits.py */
@@ -168,7 +168,7 @@ typedef struct {
 
 typedef struct {
 	uint64_t link;		   /* its id */
-	uint32_t connection_count; /* connections that it was opened with: the used length of the arrays below */
+	uint32_t connection_count; /* places for connections: the used length of the arrays below */
 	uint32_t open_count;	   /* connections that are open now */
 	uint32_t lost_count;	   /* connections that were lost and whose frames were retransmitted */
 	uint32_t local;		   /* 1: both ends are on this host */
@@ -185,6 +185,7 @@ typedef struct {
 	uint64_t link;		   /* its id */
 	uint32_t connection_count; /* the used length of the arrays below */
 	uint32_t round_trip_us;	   /* the least of all connections; UINT32_MAX: not known */
+	uint32_t queued_us;	   /* how much longer that of one is now: the time in the queues of the path */
 	uint64_t acked_bytes[ZP_LINK_CONNECTIONS_MAX]; /* 0 where none is open now, and within a host */
 	uint64_t busy_us[ZP_LINK_CONNECTIONS_MAX];     /* while there was something to send, or to be acknowledged */
 	uint8_t limited[ZP_LINK_CONNECTIONS_MAX];      /* 1: of late by the path, and not by what there was to send */
@@ -225,7 +226,8 @@ int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per
  * socket. If it is NULL nothing is encrypted; checksums then detect damage but not forgery. Sets `*link` to the id of the
- * link. On failure the caller still owns all fds. -EEXIST: there is a link to this peer, which must be closed first, or
+ * link. A socket -1, but not the first, is a place that zp_link_add() may fill as if its connection had been lost. On
+ * failure the caller still owns all fds. -EEXIST: there is a link to this peer, which must be closed first, or
  * the engine already owns one of the sockets. */
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,
 		 uint64_t *link);

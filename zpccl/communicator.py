@@ -83,9 +83,9 @@ class Communicator(Collectives):
             first leads; when it is gone, a quorum of the members moves to another. The same list for all peers.
         peer_group: peers of one group reduce and share state among themselves; 0 to 2**32 - 1.
         p2p_connection_pool_size: the same as `connections`.
-        connections: TCP connections to each other peer, 1 to 64 (ZPCCL_CONNECTIONS). 0 or left out: 4 near by;
-            far away 16 where this host's congestion control is BBR, else 64. The peer that dials decides: mostly
-            the one that came later.
+        connections: TCP connections to each other peer, 1 to 128 (ZPCCL_CONNECTIONS). 0 or left out: 4 near by;
+            far away 16 where this host's congestion control is BBR, else 64, and up to 128 once it shows that losses
+            limit these. The peer that dials decides: mostly the one that came later.
         advertise: "host" or "host:port" where others reach this peer, beside its interfaces (ZPCCL_ADVERTISE).
         listen: "host:port" or "host:first-last" to listen on for other peers (ZPCCL_LISTEN).
         name: what this peer is called in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).

@@ -262,7 +262,11 @@ LINK_CONNECTIONS_FAR_BBR_DEFAULT = 16
 """The same over a far path, if the dialling host uses BBR."""
 LINK_CONNECTIONS_FAR_DEFAULT = 64
 """The same with a loss-based congestion control such as CUBIC: docs/adr/0017."""
-LINK_CONNECTIONS_MAX = 64
+LINK_CONNECTIONS_MAX = 128
+"""Connections that such a link comes to have where they lose packets, though no queue is full: docs/adr/0017."""
+LINK_ROOM_QUEUE_PERCENT_MAX = 25
+"""A path has room while packets wait in its queues for at most this part of its round trip. Lossless paths that CUBIC
+fills have 60 and more, paths whose losses are the limit 5 to 19."""
 LINK_SENDER_WINDOW_BYTES = 8 * KIB
 """Of the connections of a link, so many take frames that each has at most so much under way: less than CUBIC has with
 one lost packet in 50, so that losses alone leave no connection out."""
@@ -374,7 +378,7 @@ OPEN_TOGETHER_DELAY_NS = 500 * MS
 connection, and is for two peers behind NATs."""
 DIAL_HEAD_START_NS = 500 * MS
 """Head start of the end that dials first over the other end of a link."""
-HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_MAX
+HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_FAR_DEFAULT
 """Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
 HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2
 """Of those, from one address and not known to be of a neighbour."""

@@ -8,7 +8,14 @@ from typing import cast
 import pytest
 
 from zpccl import limits
-from zpccl.control.connection_count import congestion_control, connections_for, round_trip_ns, senders_for, use_bbr
+from zpccl.control.connection_count import (
+    congestion_control,
+    connections_for,
+    places_for,
+    round_trip_ns,
+    senders_for,
+    use_bbr,
+)
 from zpccl.protocol.messages import PathSample
 
 
@@ -30,11 +37,15 @@ def carried(mbit: float, round_trip_ms: float, *, seconds: float = 10, is_limite
     return PathSample(b"p" * 16, sent_bytes, busy_us, int(round_trip_ms * 1000), is_limited)
 
 
+FULL = limits.SECOND
+"""Time in the queues of a path that carries no more."""
+
+
 def settled(path: PathSample, congestion_control: str) -> int:
     """How many of 64 connections are used in the end."""
     used = 64
     for _ in range(10):
-        used = senders_for(path, used, 64, congestion_control)
+        used = senders_for(path, FULL, used, 64, congestion_control)
     return used
 
 
@@ -64,12 +75,12 @@ def test_slow_paths_are_not_sent_on_by_all_connections(mbit: float, round_trip_m
     ],
 )
 def test_few_connections_are_left_out_at_a_time(path: PathSample, senders: int) -> None:
-    assert senders_for(path, 64, 64, "bbr") == senders
+    assert senders_for(path, FULL, 64, 64, "bbr") == senders
 
 
 @pytest.mark.parametrize("path", [carried(1000, 100), carried(1000, 100, seconds=0.1, is_limited=False)])
 def test_all_are_back_at_once(path: PathSample) -> None:
-    assert senders_for(path, 1, 64, "bbr") == senders_for(path, 64, 64, "bbr") == 64
+    assert senders_for(path, FULL, 1, 64, "bbr") == senders_for(path, FULL, 64, 64, "bbr") == 64
 
 
 @pytest.mark.parametrize(("name", "segments"), [("bbr", 100), ("cubic", 6), ("cubic", 12), ("cubic", 39)])
@@ -77,8 +88,35 @@ def test_lost_packets_alone_leave_no_connection_out(name: str, segments: int) ->
     """So much do they have under way over 100 ms, CUBIC with losses of 4, 1 and 0.1 %. One connection grows to all."""
     used = 1
     for _ in range(100):
-        used = senders_for(carried(used * segments * 1448 * 8 / 100_000, 100), used, 64, name)
+        used = senders_for(carried(used * segments * 1448 * 8 / 100_000, 100), FULL, used, 64, name)
     assert used == 64
+
+
+LOSSY = carried(64 * 39 * 1448 * 8 / 100_000, 100)
+"""What 64 connections with CUBIC carry over 100 ms with 0.1 % loss."""
+
+
+@pytest.mark.parametrize(
+    ("path", "queued_us", "used", "senders"),
+    [
+        (LOSSY, 10_000, 64, 128),
+        (LOSSY, 25_001, 64, 64),  # The path is full.
+        (LOSSY, 10_000, 63, 64),  # Not all have been used.
+        (carried(290, 100, seconds=1.9), 10_000, 64, 64),  # After 20 round trips at the earliest.
+        (carried(290, 100, is_limited=False), 10_000, 64, 64),  # It has waited for bytes.
+        (carried(60, 100), 10_000, 64, 92),
+        (carried(580, 100), 90_000, 128, 128),  # Those that it has got stay, though the path is full with them.
+        (carried(8, 40), 90_000, 128, 32),
+    ],
+)
+def test_a_link_gets_more_where_losses_are_the_limit(path: PathSample, queued_us: int, used: int, senders: int) -> None:
+    assert senders_for(path, queued_us, used, 64, "cubic") == senders
+
+
+@pytest.mark.parametrize(("count", "name"), [(4, "cubic"), (16, "bbr"), (63, "cubic")])
+def test_other_links_get_no_more(count: int, name: str) -> None:
+    """Near by, with BBR, and where the user has named a number, but for 64 of them."""
+    assert places_for(count) == count == senders_for(LOSSY, 0, count, count, name)
 
 
 def test_tcp_knows_the_round_trip_of_a_new_connection() -> None:

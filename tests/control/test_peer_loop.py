@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import functools
+import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 import zmq
+from e2e.harness import loop_of, until
+from e2e.local import local_run
 from e2e.strangers import GREETING, READY, server
 from msgspec.structs import replace
 
@@ -369,6 +373,55 @@ def test_slow_paths_leave_connections_unused(
         loop._on_engine_event(ReduceDone(1, 0, 7, 0, 0, None, has_told=True), NOW_NS)
         loop.engine = was
     assert engine.chosen == chosen
+
+
+LOSSY = PathSample(b"s" * 16, 180 * 10**6, 5 * 10**6, round_trip_us=100_000, is_limited=True)
+
+
+@pytest.mark.parametrize(
+    ("open_count", "descriptors", "dialled"),
+    [
+        (64, 1024, range(64, 128)),
+        (100, 1024, range(100, 128)),
+        (128, 1024, ()),
+        (64, 255, ()),  # Half of them are for others.
+    ],
+)
+def test_a_path_that_loses_packets_gets_more_connections(
+    loop: PeerLoop, open_count: int, descriptors: int, dialled: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the 64 that it was opened with which are lost are dialled again in any case."""
+    generations = [0] * 64 + [1] * (open_count - 64) + [0] * (128 - open_count)
+    state = LinkStats(1, open_count, 128, 0, 0, 0, [], [], generations)
+    redialled: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
+    monkeypatch.setattr(loop._machine, "neighbour_name", lambda _: "far")
+    monkeypatch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
+    loop._link_ends[LOSSY.peer_id] = LinkEnds("", "", "eth0", 64, "cubic", is_local=False)
+    loop._link_ids[LOSSY.peer_id] = loop._link_numbers[LOSSY.peer_id] = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.engine, "link_state", lambda peer: state)
+        patch.setattr(loop.engine, "set_senders", lambda peer, senders: None)
+        loop._choose_senders([LOSSY])
+    del loop._link_ids[LOSSY.peer_id]
+    assert redialled == list(dialled)
+
+
+def test_a_link_has_more_connections_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends: the one that has dialled the link dials the others, too."""
+    monkeypatch.setattr(limits, "LINK_CONNECTIONS_DEFAULT", limits.LINK_CONNECTIONS_FAR_DEFAULT)
+    monkeypatch.setattr(limits, "LINK_CONNECTIONS_MAX", limits.LINK_CONNECTIONS_FAR_DEFAULT + 3)
+    monkeypatch.setattr(peer_loop, "senders_for", lambda *_: limits.LINK_CONNECTIONS_MAX)  # Within a host it is less.
+    with local_run(2, local_sockets=False) as run:
+        loops = {loop.options.peer_id: loop for loop in map(loop_of, run.comms)}
+        others = list(zip(loops, reversed(loops.values()), strict=True))
+        for peer_id, loop in others:
+            choose = functools.partial(loop._choose_senders, [replace(LOSSY, peer_id=peer_id)])
+            loop.ask_measurements().add_done_callback(lambda _, choose=choose: choose())  # type: ignore[misc]
+        for peer_id, loop in others:
+            until(lambda loop=loop, peer_id=peer_id: loop.engine.link_state(peer_id).open_count == 67)  # type: ignore[misc]
+            assert loop.engine.link_state(peer_id).generations[64:] == [1, 1, 1]
+        assert run.all(lambda comm: float(comm.all_reduce(np.ones(10**6, np.float32)).sum())) == [2e6, 2e6]
 
 
 def test_the_user_s_number_of_connections_is_used() -> None:

@@ -14,7 +14,9 @@ from zpccl.control.rates import RateMeter, measure
 from zpccl.engine.engine import LinkFlow
 from zpccl.protocol.messages import PathSample
 
-BEFORE = LinkFlow(link_id=7, round_trip_us=900, acked_bytes=[100, 5000], busy_us=[10, 20], is_limited=[False, False])
+BEFORE = LinkFlow(
+    link_id=7, round_trip_us=900, queued_us=0, acked_bytes=[100, 5000], busy_us=[10, 20], is_limited=[False, False]
+)
 MIB = 1 << 20
 
 

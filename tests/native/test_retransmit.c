@@ -187,10 +187,17 @@ static int acceptor_of(int link)
 	return (link + 1) % peer_count;
 }
 
+static bool are_added_later; /* all connections of a link but the first */
+
 static void link_open(int link)
 {
 	int fds[2][CONNECTIONS], pair[2], ends[2] = {dialler_of(link), acceptor_of(link)};
 	for (int i = 0; i < CONNECTIONS; i++) {
+		fds[0][i] = fds[1][i] = -1;
+		if (i && are_added_later) {
+			redials[link][i].wanted = true;
+			continue;
+		}
 		relayed_pair(link, link * CONNECTIONS + i, pair);
 		fds[0][i] = pair[0];
 		fds[1][i] = pair[1];
@@ -204,7 +211,7 @@ static void link_open(int link)
 		CHECK(zp_link_open(peers[ends[end]].engine, id, fds[end], is_encrypted ? aeads : NULL, CONNECTIONS,
 				   &peers[ends[end]].links[ends[!end]]) == 0);
 	}
-	for (int i = 0; i < CONNECTIONS; i++)
+	for (int i = 0; i < (are_added_later ? 1 : CONNECTIONS); i++)
 		relay_join(link * CONNECTIONS + i);
 }
 
@@ -718,5 +725,8 @@ int main(void)
 	test_breaks(2, 1, 1, false);
 	test_breaks(2, 2, 0, true);
 	test_breaks(PEERS_MAX, 2, 1, true);
+	are_added_later = true;
+	test_breaks(2, 2, 0, false);
+	test_breaks(PEERS_MAX, 1, 0, true);
 	return 0;
 }

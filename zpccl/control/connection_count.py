@@ -36,27 +36,39 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
     return limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_bbr else limits.LINK_CONNECTIONS_FAR_DEFAULT
 
 
-def senders_for(path: PathSample, used: int, count: int, congestion_control: str) -> int:
+def places_for(count: int) -> int:
+    """How many connections a link that was opened with so many may come to have."""
+    return limits.LINK_CONNECTIONS_MAX if count == limits.LINK_CONNECTIONS_FAR_DEFAULT else count
+
+
+def senders_for(path: PathSample, queued_us: int, used: int, count: int, congestion_control: str) -> int:
     """How many connections of a link take frames from now on: so many that each has enough under way.
 
     No congestion control sends less than a few segments a round trip, and BBR remembers for ten round trips what the
     path had to spare, so many connections overflow the queue of a slow path. The number grows at once. It falls to a
     quarter at most, and only where the path was the limit for many round trips: else the path may carry more than this.
 
+    It becomes more than the link has if all of these are limited, though nothing waits in the queues of the path: then
+    losses, or buffers of the kernel, bound what each connection has under way, and the path has room.
+
     Args:
         path: what it has carried.
+        queued_us: how long packets wait in its queues.
         used: how many have taken frames until now.
-        count: connections of the link.
+        count: connections with which the link was opened.
         congestion_control: the kernel's name for it; "" if unknown.
     """
     rate = path.sent_bytes * SECOND // (path.busy_us * US)
     under_way = rate * max(path.round_trip_us * US, limits.LINK_SENDER_ROUND_TRIP_NS) // SECOND
     is_bbr = _is_bbr(congestion_control)
     window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
+    is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
+    has_room = is_sure and used == count and 100 * queued_us <= limits.LINK_ROOM_QUEUE_PERCENT_MAX * path.round_trip_us
+    if has_room or used > count:  # Those that it has got since stay: with them, queues may well be full.
+        count = places_for(count)
     wanted = max(1, min(count, -(-under_way // window)))
     if wanted >= used:
         return wanted
-    is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
     return max(wanted, used // 4) if is_sure else used
 
 

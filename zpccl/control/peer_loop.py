@@ -23,6 +23,7 @@ import functools
 import logging
 import operator
 import os
+import resource
 import socket
 import struct
 import threading
@@ -39,7 +40,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.calls import PendingCall
-from zpccl.control.connection_count import senders_for
+from zpccl.control.connection_count import places_for, senders_for
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import LinkEnds, ends_of
@@ -644,7 +645,7 @@ class PeerLoop:
         try:
             ends = ends_of(sockets)
             fds = [connection.fileno() for connection in sockets]
-            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys)
+            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys, places_for(len(fds)))
             self._link_numbers[peer_id] = link.number
         except OSError as error:
             for connection in sockets:
@@ -664,6 +665,9 @@ class PeerLoop:
         try:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
+            is_replacement = new.index < self._link_ends[new.peer_id].connections
+            if not is_replacement and not self._may_open(1):
+                raise OSError(errno.EMFILE, "half of the descriptors are taken")
             fd = new.connection.fileno()
             self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.keys)
         except OSError as error:
@@ -673,7 +677,8 @@ class PeerLoop:
                 self._broker.redial(new.peer_id, new.number, new.index, new.generation)
             return
         new.connection.detach()
-        logger.info("connection %d to peer %s is open", new.index, new.peer_id.hex())
+        level = logging.INFO if is_replacement else logging.DEBUG
+        logger.log(level, "connection %d to peer %s is open", new.index, new.peer_id.hex())
 
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
         """Uses as many connections of each link as its path has shown a use for."""
@@ -682,12 +687,26 @@ class PeerLoop:
             if not self._chooses_senders or ends is None:
                 continue
             with contextlib.suppress(EngineError):  # Lost a moment ago.
-                used = self.engine.link_state(path.peer_id).senders
-                senders = senders_for(path, used, ends.connections, ends.congestion_control)
+                link = self.engine.link_state(path.peer_id)
+                used, queued_us = min(link.senders, link.open_count), self._rates.queued_us.get(path.peer_id, 0)
+                senders = senders_for(path, queued_us, used, ends.connections, ends.congestion_control)
                 if senders != used:
                     self.engine.set_senders(path.peer_id, senders)
+                missing = [i for i in range(ends.connections, senders) if not link.generations[i]]
+                if missing and self._may_open(len(missing)):
+                    name = self._machine.neighbour_name(path.peer_id)
+                    logger.info("link to %s: %d connections more, as losses limit those it has", name, len(missing))
+                    for index in missing:
+                        self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, 0)
+
+    def _may_open(self, count: int) -> bool:
+        """Whether the links of this peer may have so many connections more: half of the descriptors are for others."""
+        open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._link_ids)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return most == resource.RLIM_INFINITY or open_count + count <= most // 2
 
     def _close_link(self, peer_id: bytes) -> None:
+        self._rates.queued_us.pop(peer_id, None)
         if self._link_ids.pop(peer_id, None) is not None:
             del self._link_numbers[peer_id], self._link_ends[peer_id]
             with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.

@@ -27,6 +27,8 @@ class RateMeter:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._begun: dict[int, dict[bytes, LinkFlow]] = {}  # By attempt and peer: when it began.
+        self.queued_us: dict[bytes, int] = {}
+        """By peer: how long packets waited in the queues of its path at the end of the last attempt."""
 
     def begin(self, attempt_id: int, peers: Iterable[bytes]) -> None:
         """An attempt on a large tensor begins, with these peers beside this one in its plan."""
@@ -35,8 +37,14 @@ class RateMeter:
     def end(self, attempt_id: int) -> tuple[PathSample, ...]:
         """An attempt has its result, or has failed. Returns what was measured, once."""
         begun = self._begun.pop(attempt_id, {})
-        samples = [measure(peer, before, self._flow(peer)) for peer, before in begun.items()]
-        return tuple(sample for sample in samples if sample is not None)
+        samples = []
+        for peer, before in begun.items():
+            after = self._flow(peer)
+            sample = measure(peer, before, after)
+            if after is not None and sample is not None:
+                samples.append(sample)
+                self.queued_us[peer] = after.queued_us
+        return tuple(samples)
 
     def forget(self, attempt_id: int) -> None:
         """An attempt has ended without a result, or nobody wants to know."""

@@ -210,6 +210,7 @@ class LinkFlow:
     Attributes:
         link_id: what `open_link` returned.
         round_trip_us: the least of late; None: not known.
+        queued_us: how much longer that of one connection is now: the time in the queues of the path.
         acked_bytes: acknowledged by the other end; 0 where no connection is open.
         busy_us: how long there was something to send, or to be acknowledged.
         is_limited: of late by the path, and not by what there was to send.
@@ -217,6 +218,7 @@ class LinkFlow:
 
     link_id: int
     round_trip_us: int | None
+    queued_us: int
     acked_bytes: list[int]
     busy_us: list[int]
     is_limited: list[bool]
@@ -430,7 +432,11 @@ class Engine:
     # --- Links --------------------------------------------------------------------------------------------------------
 
     def open_link(
-        self, peer: bytes, fds: Sequence[int], cipher_keys: Sequence[ciphers.CipherKeys] | None = None
+        self,
+        peer: bytes,
+        fds: Sequence[int],
+        cipher_keys: Sequence[ciphers.CipherKeys] | None = None,
+        places: int = 0,
     ) -> int:
         """Gives the engine the connected stream sockets `fds` to `peer`, which it owns from then on.
 
@@ -438,6 +444,7 @@ class Engine:
             peer: id of the other end.
             fds: the sockets.
             cipher_keys: cipher and keys of each of them; None: they are not encrypted.
+            places: `add_connection` may add others, up to so many in total.
 
         Returns:
             The id of the link.
@@ -447,11 +454,13 @@ class Engine:
                 says of them. Then the sockets are still the caller's.
         """
         link_id = ffi.new("uint64_t *")
-        native = ffi.NULL if cipher_keys is None else _cipher_keys(cipher_keys)
+        count = max(places, len(fds))
+        native = ffi.NULL if cipher_keys is None else _cipher_keys(cipher_keys, count)
         if cipher_keys is not None and len(cipher_keys) != len(fds):
             raise ValueError(f"{len(fds)} sockets and {len(cipher_keys)} cipher keys")
+        sockets = [*fds, *[-1] * (count - len(fds))]
         with self._handle as engine:
-            check_rc(lib.zp_link_open(engine, _peer(peer), list(fds), native, len(fds), link_id), "zp_link_open")
+            check_rc(lib.zp_link_open(engine, _peer(peer), sockets, native, count, link_id), "zp_link_open")
         return int(link_id[0])
 
     def add_connection(
@@ -464,12 +473,12 @@ class Engine:
         first: bytes = b"",
         keys: ciphers.CipherKeys | None = None,
     ) -> None:
-        """Gives the engine a connected stream socket in place of one that an open link lost; it owns it from then on.
+        """Gives the engine a connected stream socket for a free place of an open link; it owns it from then on.
 
         Args:
             peer: id of the other end.
             link_id: what `open_link` returned.
-            index: place in the link, the same at both ends: that of a `ConnectionLost`.
+            index: place in the link, the same at both ends: that of a `ConnectionLost`, or one never used.
             generation: the same at both ends, and greater than any that was in this place.
             fd: of the socket.
             first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
@@ -480,7 +489,7 @@ class Engine:
             EngineError: ENOTCONN, there is no such link; EBUSY, that index is open or not retransmitted; ESTALE, the
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
-        native = ffi.NULL if keys is None else _cipher_keys([keys])
+        native = ffi.NULL if keys is None else _cipher_keys([keys], 1)
         with self._handle as engine:
             rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
@@ -535,6 +544,7 @@ class Engine:
         return LinkFlow(
             link_id=flow.link,
             round_trip_us=flow.round_trip_us if flow.round_trip_us < _UNKNOWN_US else None,
+            queued_us=flow.queued_us,
             acked_bytes=list(flow.acked_bytes)[:count],
             busy_us=list(flow.busy_us)[:count],
             is_limited=[bool(limited) for limited in list(flow.limited)[:count]],
@@ -690,10 +700,10 @@ def _peer(peer: bytes) -> bytes:
     return peer
 
 
-def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys]) -> Any:
-    """An array of zp_aead."""
-    native = ffi.new("zp_aead[]", len(cipher_keys))
-    for target, keys in zip(native, cipher_keys, strict=True):
+def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys], count: int) -> Any:
+    """An array of zp_aead; the last ones may be empty."""
+    native = ffi.new("zp_aead[]", count)
+    for target, keys in zip(native, cipher_keys, strict=False):
         aead = ciphers.available()[keys.cipher]
         if {len(keys.tx_key), len(keys.rx_key)} != {aead.key_bytes}:
             raise ValueError(f"a key of {keys.cipher.name} has {aead.key_bytes} bytes")
