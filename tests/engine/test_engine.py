@@ -47,6 +47,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from zpccl import limits
 from zpccl.engine.engine import (
     FREE_CHANNEL,
     Engine,
@@ -814,7 +815,7 @@ def test_links_are_refused_without_taking_the_sockets() -> None:
         for peer, fds, expected in (
             (peer_id(1), [another.fileno()], errno.EEXIST),
             (peer_id(2), [], errno.EINVAL),
-            (peer_id(2), [another.fileno()] * 65, errno.EINVAL),
+            (peer_id(2), [another.fileno()] * (limits.LINK_CONNECTIONS_MAX + 1), errno.EINVAL),
             (peer_id(2), [engine.fileno()], errno.ENOTSOCK),
             (peer_id(2), [another.fileno(), another.fileno()], errno.EEXIST),
         ):
