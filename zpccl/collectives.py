@@ -6,6 +6,7 @@ result that others have otherwise. `arguments.py` checks what the user gives; `C
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from zpccl.types import (
     ReduceOperandDescriptor,
     ScatterResult,
 )
+
+logger = logging.getLogger("zpccl.peer")
 
 
 class AsyncReduceHandle:
@@ -93,7 +96,16 @@ class AsyncReduceHandle:
         Else the thread that answers all calls of this communicator runs it. So it must return at once: it may wake
         another thread, but neither wait nor call the communicator.
         """
-        self._call.future.add_done_callback(lambda _: callback())
+
+        def call(_: object) -> None:
+            try:
+                callback()
+            except BaseException:
+                if not self._loop.is_own_thread():
+                    raise
+                logger.exception("the callback of a collective failed")  # Others wait for this thread.
+
+        self._call.future.add_done_callback(call)
 
     def exception(self) -> PCCLError | None:
         """The error of a collective that failed, after `wait`; None if it succeeded or still runs."""

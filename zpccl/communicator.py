@@ -211,24 +211,30 @@ class Communicator(Collectives):
             raise InvalidArgument(f"prefetch is a {type(prefetch).__name__}, not a SharedState")
         deadline_ns = time.monotonic_ns() + _nanoseconds(prefetch_timeout, "prefetch_timeout")
         regions = prefetch.regions() if prefetch is not None else {}
-        with self._lock:
-            self._check_process()
-            if self._is_closed:
-                raise InvalidUsage("the communicator is closed; make a new one")
-            if self._loop is not None:
-                if self._loop.view.state is not State.CLOSED:
-                    raise InvalidUsage("connected already")
-                self._loop.close()  # Waits for its end, so that its port is free.
-            for dropped in [each for each in _living_loops() if each.is_dropped]:  # The same for these.
-                dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
-            loop = self._loop = self._make_loop(is_ready=prefetch is None)
-            call = PendingCall()
-        with self._giving_up(loop, [call]):
-            if prefetch is None:
-                loop.start(call, n_attempts)
-            else:
-                self._fetch_ahead(loop, call, n_attempts, prefetch, regions, deadline_ns)
-            self._answer(loop, call)
+        call = PendingCall()
+        loop: PeerLoop | None = None
+        try:
+            with self._lock:
+                self._check_process()
+                if self._is_closed:
+                    raise InvalidUsage("the communicator is closed; make a new one")
+                if self._loop is not None:
+                    if self._loop.view.state is not State.CLOSED:
+                        raise InvalidUsage("connected already")
+                    self._loop.close()  # Waits for its end, so that its port is free.
+                for dropped in [each for each in _living_loops() if each.is_dropped]:  # The same for these.
+                    dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
+                loop = self._loop = self._make_loop(is_ready=prefetch is None)
+            with self._giving_up(loop, [call]):
+                if prefetch is None:
+                    loop.start(call, n_attempts)
+                else:
+                    self._fetch_ahead(loop, call, n_attempts, prefetch, regions, deadline_ns)
+                self._answer(loop, call)
+        except BaseException:
+            if loop is not None:
+                loop.abandon()  # Ctrl-C came before its thread was to begin: the next connect() makes another one.
+            raise
 
     def _fetch_ahead(
         self,
@@ -281,8 +287,12 @@ class Communicator(Collectives):
             None if self._local_sockets is False else listen_locally(peer_id),
             self._min_world_size,
         )
-        _loops[loop] = None
-        return loop
+        try:
+            _loops[loop] = None
+            return loop
+        except BaseException:
+            loop.abandon()
+            raise
 
     @public
     def close(self) -> None:

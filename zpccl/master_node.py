@@ -10,6 +10,7 @@ from zpccl import limits
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.state.workers import wait_for_end
 
 if TYPE_CHECKING:
     from zpccl.observe.metrics import MetricsServer
@@ -61,6 +62,7 @@ class MasterNode:
         self._is_daemon = bool(daemon)
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()  # Of the thread.
 
     @property
     def address(self) -> str:
@@ -95,9 +97,15 @@ class MasterNode:
             if metrics is not None:
                 metrics.close()
             raise
-        self._loop, self._metrics = loop, metrics
-        self._thread = threading.Thread(target=_run, args=(loop, metrics), name="zpccl-master", daemon=self._is_daemon)
-        self._thread.start()
+        run = loop, metrics, threading.Lock(), threading.Event()
+        self._loop, self._metrics, _, self._ended = run
+        self._thread = threading.Thread(target=_run, args=run, name="zpccl-master", daemon=self._is_daemon)
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C, or there is no thread to have.
+            loop.stop()
+            _run(*run)
+            raise
 
     def reload(self) -> None:
         """Makes the master reload the file of allowed keys; peers whose keys it no longer lists are removed."""
@@ -108,7 +116,7 @@ class MasterNode:
         """Stops the master and waits until it has ended. Does nothing if it does not run."""
         if self._loop is not None and self._thread is not None and self._thread.is_alive():
             self._loop.stop()
-            self._thread.join()
+            wait_for_end(self._thread, self._ended)
 
     def __enter__(self) -> MasterNode:
         self.run()
@@ -124,7 +132,7 @@ class MasterNode:
         if self._is_daemon and self._loop is not None:
             self._loop.stop()  # Nothing else can any more, and whoever collects garbage must not wait for it.
         else:
-            thread.join()
+            wait_for_end(thread, self._ended)
 
 
 def open_metrics(listen: str) -> MetricsServer:
@@ -143,9 +151,13 @@ def open_metrics(listen: str) -> MetricsServer:
     return MetricsServer(listen)
 
 
-def _run(loop: MasterLoop, metrics: MetricsServer | None) -> None:
+def _run(loop: MasterLoop, metrics: MetricsServer | None, has_begun: threading.Lock, ended: threading.Event) -> None:
+    """Runs a master, or ends one whose thread has not begun: the first who calls it."""
+    if not has_begun.acquire(blocking=False):
+        return
     try:
         loop.run()
     finally:
         if metrics is not None:
             metrics.close()
+        ended.set()

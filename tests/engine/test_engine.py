@@ -732,17 +732,17 @@ def test_a_body_is_lent_until_it_is_released_or_the_engine_closed() -> None:
     for text in (b"one", b"two", b"three"):
         send(a, peer_id(1), 3, text)
     one, two, three = (event.body for event in wait_events(b, 3) if isinstance(event, MessageReceived))
-    with one.open() as view:
+    with one.held(), one.view() as view:
         assert bytes(view) == b"one" and len(one) == 3 and view.readonly
     one.release()
     one.release()
-    with two.open() as view:
+    with two.held(), two.view() as view:
         closing = threading.Thread(target=b.close)
         closing.start()
         assert bytes(view) == b"two", "the engine waits for its readers"
     closing.join(WAIT_S)
     assert not closing.is_alive()
-    with pytest.raises(EngineError) as error, three.open():
+    with pytest.raises(EngineError) as error, three.held():
         pass
     assert error.value.errno == errno.ESHUTDOWN
     two.release()

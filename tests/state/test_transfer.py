@@ -37,9 +37,12 @@ class Message:
         return len(self.data)
 
     @contextmanager
-    def open(self) -> Iterator[memoryview]:
+    def held(self) -> Iterator[None]:
         assert not self.is_released
-        yield memoryview(self.data)
+        yield
+
+    def view(self) -> memoryview:
+        return memoryview(self.data)
 
     def release(self) -> None:
         assert not self.is_released, "released twice"
@@ -518,7 +521,7 @@ def test_ctrl_c_ends_the_workers_before_it_goes_on() -> None:
     ended: list[bool] = []
 
     class Interrupting(Message):
-        def open(self) -> Any:
+        def held(self) -> Any:
             gone_on.set()
             raise KeyboardInterrupt
 

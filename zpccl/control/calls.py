@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from concurrent.futures._base import FINISHED
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -17,6 +18,16 @@ from zpccl.protocol.messages import CollectiveSpec, Reducing, Spec
 from zpccl.protocol.rings import owners_of
 from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
+
+
+class Answer(Future[int]):
+    """The answer to a call."""
+
+    def done(self) -> bool:
+        """True once it is there. Takes no lock, unlike that of its class: Ctrl-C could leave it locked for ever where
+        the main thread asks again and again, and the thread of the peer would wait for it.
+        """
+        return self._state == FINISHED
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,7 +53,7 @@ class PendingCall:
     recv: TensorView = NO_MEMORY
     restore: bool = True
     transfer: StateTransfer | None = None
-    future: Future[int] = field(default_factory=Future, init=False)
+    future: Answer = field(default_factory=Answer, init=False)
     call_id: int | None = field(default=None, init=False)
     peers: tuple[tuple[bytes, str], ...] = field(default=(), init=False)
     place: int = field(default=-1, init=False)

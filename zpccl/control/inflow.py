@@ -134,8 +134,8 @@ class Inflow:
         self._strangers_max = min(limits.STRANGERS_MAX, half)
 
     def deadline_ns(self) -> int | None:
-        """Time of the next `look`; None while there are no connections."""
-        return self._due_ns if self._connections else None
+        """Time of the next `look`; None while there are no connections, and some may come."""
+        return self._due_ns if self._connections or self.is_holding_back else None
 
     def wire_bytes(self, size: int) -> int:
         """Size on the wire of a message part of `size` bytes."""
@@ -234,7 +234,7 @@ class Inflow:
 
     def look(self, now_ns: int) -> None:
         """If it is time, checks all connections and shuts down those beyond their bounds. Called in each loop turn."""
-        if now_ns < self._due_ns or not self._connections:
+        if now_ns < self._due_ns or not (self._connections or self.is_holding_back):
             return
         self._due_ns = now_ns + limits.INFLOW_INTERVAL_NS
         self._due_ns += len(self._connections) * limits.INFLOW_INTERVAL_PER_CONNECTION_NS

@@ -117,6 +117,7 @@ class MasterLoop:
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
+        self._dial_backs = DialBacks()
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -141,7 +142,6 @@ class MasterLoop:
         self._published_ns: int | None = None
         self._is_published = False  # False: something has changed since the last snapshot.
         self._is_drained = False
-        self._dial_backs = DialBacks()
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._refusals = RefusalLog(logger)
         try:
@@ -149,19 +149,21 @@ class MasterLoop:
                 self._zap = ZapHandler(self._context, keys.allowed, self._refusals)
                 self._watch = HandshakeWatch(self._refusals)
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
-        except zmq.ZMQError as error:
+            endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            listening_port = int(endpoint.rpartition(":")[2])
+            self.address = format_address(host, listening_port)
+            """Where the master listens, "host:port"."""
+            self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
+            self._drain_monitor(time.monotonic_ns())  # It names the port, which is closed in children from now on.
+            self._show(time.monotonic_ns())
+        except BaseException as error:
             self._context.destroy(linger=0)
             self._dial_backs.close()
             self._close_pipe()
+            if not isinstance(error, zmq.ZMQError):
+                raise
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot listen on {listen}: {error.strerror}") from error
-        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        listening_port = int(endpoint.rpartition(":")[2])
-        self.address = format_address(host, listening_port)
-        """Where the master listens, "host:port"."""
-        self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
-        self._drain_monitor(time.monotonic_ns())  # It names the port, which is closed in children from now on.
-        self._show(time.monotonic_ns())
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
         socket = open_router(self._context, heartbeat_timeout_ns)

@@ -160,34 +160,42 @@ class PeerLoop:
         self._chooses_senders = connection_count == 0
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._context = zmq.Context()
-        self._waiter = Waiter()
         self._endpoints = endpoints
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
         self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
-        self._socket, self._monitor = self._make_socket()
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._broker = LinkBroker(  # Last: its thread and its listeners stay, if there are no descriptors for the rest.
-            options.peer_id,
-            listener,
-            connection_count,
-            advertise,
-            self._on_link,
-            self._on_link_failed,
-            requires_keys=keys is not None,
-            ciphers=ciphers,
-            on_connection=self._on_new_connection,
-            local_listener=local_listener,
-            masters=options.masters,
-        )
-        self.options = replace(options, addresses=self._broker.addresses)
-        self._machine = PeerMachine(self.options)
-        self._session = Session(self.options.peer_id, has_keys=keys is not None)
-        self._run_id = b""
-        self._is_led = True
-        self.view = View()
-        self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
-        self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
-        self._ended = threading.Event()  # Of the thread.
+        with contextlib.ExitStack() as on_failure:  # Ctrl-C, or there are no descriptors or threads for the rest.
+            on_failure.callback(self.engine.close)
+            # Who collects it as garbage may end it before its sockets, and would wait for them for ever.
+            on_failure.callback(self._context.destroy, linger=0)
+            self._waiter = Waiter()
+            on_failure.callback(self._waiter.close)
+            self._socket, self._monitor = self._make_socket()
+            self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            on_failure.callback(os.close, self._wakeup)
+            self._broker = LinkBroker(
+                options.peer_id,
+                listener,
+                connection_count,
+                advertise,
+                self._on_link,
+                self._on_link_failed,
+                requires_keys=keys is not None,
+                ciphers=ciphers,
+                on_connection=self._on_new_connection,
+                local_listener=local_listener,
+                masters=options.masters,
+            )
+            on_failure.callback(self._broker.close)
+            self.options = replace(options, addresses=self._broker.addresses)
+            self._machine = PeerMachine(self.options)
+            self._session = Session(self.options.peer_id, has_keys=keys is not None)
+            self._run_id = b""
+            self._is_led = True
+            self.view = View()
+            self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
+            self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
+            self._ended = threading.Event()  # Of the thread.
+            on_failure.pop_all()
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """A socket for one connection, and its monitor."""
@@ -274,10 +282,15 @@ class PeerLoop:
         """Asks the master for its measurements. All who ask before they come share one future."""
         with self._lock:
             if self._measurements is None:
-                self._measurements = Future()
+                future: Future[Measurements] = Future()
                 if not self._post(events.MeasurementsCalled()):
-                    self._measurements.set_exception(self._machine.error or InternalError("the peer has ended"))
+                    future.set_exception(self._machine.error or InternalError("the peer has ended"))
+                self._measurements = future  # Now: whoever finds it waits for an answer.
             return self._measurements
+
+    def is_own_thread(self) -> bool:
+        """True for the thread that answers all calls."""
+        return threading.current_thread() is self._thread
 
     def link_ends(self) -> dict[bytes, LinkEnds]:
         """The ends of each open link, by peer id."""
@@ -292,6 +305,11 @@ class PeerLoop:
         """Leaves the run, without waiting: whoever collects garbage may be a thread that the end would wait for."""
         self.is_dropped = True
         self._leave()
+
+    def abandon(self) -> None:
+        """Ends everything, if the thread has not begun."""
+        if self._begin():
+            self._shut_down()
 
     def _leave(self) -> bool:
         """Ends the thread; or everything, at once, and returns True if the thread has not begun."""

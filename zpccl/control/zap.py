@@ -178,10 +178,11 @@ def _address_of(descriptor: int) -> str:
     except OSError:
         return ""
     try:
-        with socket.socket(fileno=copy) as connection:
-            host, port = connection.getpeername()[:2]
-            return format_address(host.removeprefix("::ffff:"), port)
-    except OSError:  # No socket, or not connected any more.
-        with contextlib.suppress(OSError):
-            os.close(copy)
+        connection = socket.socket(fileno=copy)
+    except OSError:  # No socket.
+        os.close(copy)
         return ""
+    with connection, contextlib.suppress(OSError):  # Not connected any more.
+        host, port = connection.getpeername()[:2]
+        return format_address(host.removeprefix("::ffff:"), port)
+    return ""

@@ -15,9 +15,10 @@ import contextlib
 import errno
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
 DIGEST_CHANNEL = 2**64 - 1
 """The free channel on which participants of a collective tell each other the digests of their results."""
 _NOBODY = bytes(PEER_ID_BYTES)
+_CLOSE_INTERVAL_S = 0.001
 _UNKNOWN_US = 2**32 - 1
 
 
@@ -242,31 +244,30 @@ class Body:
     def __len__(self) -> int:
         return self._size
 
-    @contextmanager
-    def open(self) -> Iterator[memoryview]:
-        """The bytes. They are there while the block runs, and the engine is not freed before: be quick.
+    def held(self) -> AbstractContextManager[Any]:
+        """The bytes are there while a `with` block has this, and the engine is not freed before: be quick.
 
         Raises:
             EngineError: ESHUTDOWN, the engine is closed.
         """
-        with self._engine._handle:
-            view = memoryview(ffi.buffer(self._native, self._size)).toreadonly()
-            try:
-                yield view
-            finally:
-                view.release()
+        return self._engine._handle.use()  # type: ignore[no-any-return]
+
+    def view(self) -> memoryview:
+        """The bytes, for as long as they are `held`. To be used by a `with` block."""
+        return memoryview(ffi.buffer(self._native, self._size)).toreadonly()
 
     def release(self) -> None:
-        """Gives the memory back, once. The bytes must not be open."""
+        """Gives the memory back, once. The bytes must not be held."""
         native, self._native = self._native, ffi.NULL
         if native:
-            with contextlib.suppress(EngineError), self._engine._handle as engine:  # Else it was freed with the engine.
-                lib.zp_message_release(engine, native)
+            # Else it was freed with the engine.
+            with contextlib.suppress(EngineError), self._engine._handle.use() as engine:
+                lib.zp_message_release(engine[0], native)
 
     def read(self) -> bytes:
         """A copy of the bytes, which are released."""
         try:
-            with self.open() as view:
+            with self.held(), self.view() as view:
                 return bytes(view)
         finally:
             self.release()
@@ -293,33 +294,33 @@ class Writable:
 
 EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
 
-_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_open_engines: weakref.WeakKeyDictionary[Engine, None] = weakref.WeakKeyDictionary()
+"""Unlike a set, it may grow while its keys are listed."""
 
 
 class _Handle:
-    """The C engine, freed once it is closed and no `with` block uses it. It belongs to the process that opened it."""
+    """The C engine, freed once it is closed and no `with` block uses it. It belongs to the process that opened it.
+
+    Whoever uses it has a view of the memory with its address, which cannot be emptied meanwhile. Views are given back
+    wherever Ctrl-C comes; a count would not be, as Python looks for signals before the first line of `__exit__`.
+    """
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self._pid = engine, os.getpid()
-        self._lock = threading.RLock()  # Reentrant: a Body may be collected, and so released, while it is held.
-        self._idle = threading.Condition(self._lock)
-        self._users = 0
+        self._pid = os.getpid()
+        self._address = bytearray(ffi.buffer(ffi.new("zp_engine **", engine)))
+        self._lock = threading.RLock()  # Reentrant: an Engine may be collected, and so closed, while it is held.
         self._is_closed = False
 
-    def __enter__(self) -> Any:
+    def use(self) -> Any:
+        """To be used by a `with` block, which gets an array of the C engine alone."""
         if os.getpid() != self._pid:
             raise EngineError(errno.ECHILD, "the engine belongs to the parent process; make a new one after fork")
-        with self._lock:
-            if self._is_closed:
-                raise EngineError(errno.ESHUTDOWN, "the engine is closed")
-            self._users += 1
-        return self._engine
-
-    def __exit__(self, *exc_info: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._is_closed:
-                self._idle.notify_all()
+        if not self._is_closed:
+            try:
+                return ffi.from_buffer("zp_engine *[1]", self._address)
+            except ValueError:  # It is empty: closed a moment ago.
+                pass
+        raise EngineError(errno.ESHUTDOWN, "the engine is closed")
 
     def close(self) -> None:
         if os.getpid() != self._pid:
@@ -328,8 +329,14 @@ class _Handle:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._idle.wait_for(lambda: self._users == 0)
-        lib.zp_engine_close(self._engine)
+        engine = ffi.from_buffer("zp_engine *[1]", self._address)[0]
+        while True:
+            try:
+                self._address.clear()
+                break
+            except BufferError:  # It is used: calls are short.
+                time.sleep(_CLOSE_INTERVAL_S)
+        lib.zp_engine_close(engine)
 
 
 class Engine:
@@ -376,7 +383,7 @@ class Engine:
         check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
         self._handle = _Handle(result[0])
         self._fd: int = lib.zp_engine_fd(result[0])
-        _open_engines.add(self)
+        _open_engines[self] = None
 
     def close(self) -> None:
         """Ends all attempts as `end_reduce(commit=False)` does, closes all links and frees the engine.
@@ -410,8 +417,8 @@ class Engine:
         events: list[EngineEvent] = []
         event = ffi.new("zp_event *")
         poll, queue = (lib.zp_engine_poll, ()) if channel_id is None else (lib.zp_channel_poll, (channel_id,))
-        with self._handle as engine:
-            while len(events) < events_max and check_rc(poll(engine, *queue, event), "zp_engine_poll"):
+        with self._handle.use() as engine:
+            while len(events) < events_max and check_rc(poll(engine[0], *queue, event), "zp_engine_poll"):
                 events.append(self._take(event))
         return events
 
@@ -459,8 +466,8 @@ class Engine:
         if cipher_keys is not None and len(cipher_keys) != len(fds):
             raise ValueError(f"{len(fds)} sockets and {len(cipher_keys)} cipher keys")
         sockets = [*fds, *[-1] * (count - len(fds))]
-        with self._handle as engine:
-            check_rc(lib.zp_link_open(engine, _peer(peer), sockets, native, count, link_id), "zp_link_open")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_link_open(engine[0], _peer(peer), sockets, native, count, link_id), "zp_link_open")
         return int(link_id[0])
 
     def add_connection(
@@ -490,14 +497,14 @@ class Engine:
                 generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
         """
         native = ffi.NULL if keys is None else _cipher_keys([keys], 1)
-        with self._handle as engine:
-            rc = lib.zp_link_add(engine, _peer(peer), link_id, index, generation, fd, native, first, len(first))
+        with self._handle.use() as engine:
+            rc = lib.zp_link_add(engine[0], _peer(peer), link_id, index, generation, fd, native, first, len(first))
             check_rc(rc, "zp_link_add")
 
     def close_link(self, peer: bytes) -> bool:
         """Closes the link to `peer`; attempts that use it fail. False if there was none."""
-        with self._handle as engine:
-            rc = lib.zp_link_close(engine, _peer(peer))
+        with self._handle.use() as engine:
+            rc = lib.zp_link_close(engine[0], _peer(peer))
         return rc != -errno.ENOTCONN and check_rc(rc, "zp_link_close") == 0
 
     def link_stats(self, peer: bytes) -> tuple[list[int], list[int]]:
@@ -516,8 +523,8 @@ class Engine:
             EngineError: ENOTCONN, there is no link.
         """
         stats = ffi.new("zp_link_stats *")
-        with self._handle as engine:
-            check_rc(lib.zp_link_get_stats(engine, _peer(peer), stats), "zp_link_get_stats")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_link_get_stats(engine[0], _peer(peer), stats), "zp_link_get_stats")
         count = stats.connection_count
         return LinkStats(
             link_id=stats.link,
@@ -538,8 +545,8 @@ class Engine:
             EngineError: ENOTCONN, there is no link.
         """
         flow = ffi.new("zp_link_flow *")
-        with self._handle as engine:
-            check_rc(lib.zp_link_get_flow(engine, _peer(peer), flow), "zp_link_get_flow")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_link_get_flow(engine[0], _peer(peer), flow), "zp_link_get_flow")
         count = flow.connection_count
         return LinkFlow(
             link_id=flow.link,
@@ -556,14 +563,14 @@ class Engine:
         Raises:
             EngineError: ENOTCONN, there is no link; EINVAL, less than one.
         """
-        with self._handle as engine:
-            check_rc(lib.zp_link_set_senders(engine, _peer(peer), senders), "zp_link_set_senders")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_link_set_senders(engine[0], _peer(peer), senders), "zp_link_set_senders")
 
     def is_local(self, peer: bytes) -> bool:
         """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
         stats = ffi.new("zp_link_stats *")
-        with contextlib.suppress(EngineError), self._handle as engine:
-            lib.zp_link_get_stats(engine, _peer(peer), stats)
+        with contextlib.suppress(EngineError), self._handle.use() as engine:
+            lib.zp_link_get_stats(engine[0], _peer(peer), stats)
         return bool(stats.local)
 
     # --- Reduces ------------------------------------------------------------------------------------------------------
@@ -610,13 +617,13 @@ class Engine:
                 "call": plan.call,
             },
         )
-        with self._handle as engine:
-            check_rc(lib.zp_reduce_start(engine, native), "zp_reduce_start")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_reduce_start(engine[0], native), "zp_reduce_start")
 
     def withhold_digest(self, attempt_id: int) -> bool:
         """From now on the digest of an attempt is not told. True if it has been, and its `ReduceDone` waits."""
-        with self._handle as engine:
-            return bool(lib.zp_reduce_withhold(engine, attempt_id))
+        with self._handle.use() as engine:
+            return bool(lib.zp_reduce_withhold(engine[0], attempt_id))
 
     def end_reduce(self, attempt_id: int, *, commit: bool) -> None:
         """Ends an attempt, running, done or never started; then its memory is the caller's again.
@@ -629,13 +636,13 @@ class Engine:
         Raises:
             EngineError: EINVAL, there is no result to commit.
         """
-        with self._handle as engine:
-            check_rc(lib.zp_reduce_end(engine, attempt_id, commit), "zp_reduce_end")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_reduce_end(engine[0], attempt_id, commit), "zp_reduce_end")
 
     def hold_stalls(self, hold: bool) -> None:
         """While held, no attempt stalls; after that each has a whole timeout. Links are watched all the same."""
-        with self._handle as engine:
-            lib.zp_stalls_hold(engine, hold)
+        with self._handle.use() as engine:
+            lib.zp_stalls_hold(engine[0], hold)
 
     # --- Messages -----------------------------------------------------------------------------------------------------
 
@@ -649,13 +656,13 @@ class Engine:
         Raises:
             EngineError: EEXIST, it is open.
         """
-        with self._handle as engine:
-            check_rc(lib.zp_channel_open(engine, channel_id, fileno), "zp_channel_open")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_channel_open(engine[0], channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
         """From now on messages on `channel_id` are dropped, those that wait included."""
-        with self._handle as engine:
-            check_rc(lib.zp_channel_close(engine, channel_id), "zp_channel_close")
+        with self._handle.use() as engine:
+            check_rc(lib.zp_channel_close(engine[0], channel_id), "zp_channel_close")
 
     def post_message(
         self,
@@ -682,9 +689,9 @@ class Engine:
                 ENOMEM.
         """
         first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
-        with self._handle as engine:
+        with self._handle.use() as engine:
             rc = lib.zp_message_post(
-                engine, _peer(peer), channel_id, first, len(first), rest, len(rest), queue_bytes_max
+                engine[0], _peer(peer), channel_id, first, len(first), rest, len(rest), queue_bytes_max
             )
         return rc != -errno.EAGAIN and check_rc(rc, "zp_message_post") == 0
 
@@ -718,5 +725,6 @@ def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys], count: int) -> Any:
 @atexit.register
 def _close_all() -> None:
     """The interpreter frees tensors when it ends; no I/O thread may still work on them then."""
-    for engine in list(_open_engines):
-        engine.close()
+    for engine in [reference() for reference in _open_engines.keyrefs()]:
+        if engine is not None:
+            engine.close()

@@ -364,8 +364,10 @@ class Prefetch:
         self._deadline_ns = deadline_ns
         self._engine = engine
         self._tell_moved = on_moved
-        self._changed = threading.Condition()
-        # The condition's lock protects everything below.
+        # It protects everything below. Itself, not by the condition: Ctrl-C could leave that locked for ever, as it is
+        # written in Python, and the thread of the loop would wait for it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._peers: set[bytes] | None = None  # Peers that may offer; None: not known yet.
         self._linked: set[bytes] = set()
         self._told: dict[bytes, tuple[int, Catalog | None]] = {}
@@ -382,7 +384,7 @@ class Prefetch:
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
         """Sets the peers that may offer something; each is asked as soon as there is a link to it."""
-        with self._changed:
+        with self._lock:
             if self._peers is None:
                 self._answers_due_ns = min(self._deadline_ns, time.monotonic_ns() + limits.OFFER_ANSWER_TIMEOUT_NS)
             self._peers = set(peers)
@@ -392,7 +394,7 @@ class Prefetch:
 
     def on_link_up(self, peer: bytes) -> None:
         """The link to another peer is up."""
-        with self._changed:
+        with self._lock:
             self._linked.add(peer)
             if self._peers is not None and peer in self._peers:
                 self._ask(peer)
@@ -400,20 +402,20 @@ class Prefetch:
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is lost."""
         self._forget(peer)
-        with self._changed:
+        with self._lock:
             self._linked.discard(peer)
 
     def on_peer_gone(self, peer: bytes) -> None:
         """Another peer has left the run."""
         self.lose_link(peer)
-        with self._changed:
+        with self._lock:
             if self._peers is not None:
                 self._peers.discard(peer)
             self._changed.notify_all()
 
     def on_told(self, peer: bytes, number: int, catalog: Catalog | None) -> None:
         """A member has sent the catalog of its offer; None: it offers nothing."""
-        with self._changed:
+        with self._lock:
             if catalog is not None and not self._suits(catalog):
                 logger.warning("peer %s offers another state than was asked for", peer.hex())
                 catalog = None
@@ -424,16 +426,16 @@ class Prefetch:
 
     def on_gone(self, peer: bytes, number: int) -> None:
         """An offer of a member has ended. The member may have another one."""
-        with self._changed:
+        with self._lock:
             self._gone[peer] = number
             is_news = self._told.get(peer, (0, None))[0] == number or self._numbers.get(peer) == number
         if is_news:
             self._forget(peer)
-            with self._changed:
+            with self._lock:
                 self._ask(peer)
 
     def _forget(self, peer: bytes) -> None:
-        with self._changed:
+        with self._lock:
             self._told.pop(peer, None)
             self._numbers.pop(peer, None)
             transfer = self._transfer
@@ -443,7 +445,7 @@ class Prefetch:
 
     def stop(self) -> None:
         """Makes `run` return soon."""
-        with self._changed:
+        with self._lock:
             self._is_stopped = True
             transfer = self._transfer
             self._changed.notify_all()
@@ -479,7 +481,7 @@ class Prefetch:
     def _choose(self) -> dict[bytes, Catalog] | None:
         """The peers with the highest offered revision, of these the largest set with equal contents. None: no offer
         until the deadline."""
-        with self._changed:
+        with self._lock:
             while not self._is_stopped:
                 now_ns = time.monotonic_ns()
                 if now_ns >= self._deadline_ns:
@@ -508,7 +510,7 @@ class Prefetch:
         """Fetches these keys. False: the fetch failed."""
         transfer = StateTransfer(self._regions, self._post, self._report, self._kind, on_moved=self._on_moved)
         missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
-        with self._changed:
+        with self._lock:
             sources = [peer for peer in sources if peer in self._numbers]
             if missing and (self._is_stopped or not sources):
                 self._ask_again()
@@ -524,11 +526,11 @@ class Prefetch:
             transfer.run()
         finally:
             _close(self._engine, numbers)
-            with self._changed:
+            with self._lock:
                 self._transfer = None
         self.rx_bytes += transfer.rx_bytes
         if not transfer.is_written:
-            with self._changed:
+            with self._lock:
                 self._useless.update(dict(self._dropped).keys() & self._numbers.keys())
                 self._ask_again()
         return transfer.is_written
@@ -549,14 +551,14 @@ class Prefetch:
             self.stop()
 
     def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
-        with self._changed:
+        with self._lock:
             self._dropped = tuple(dropped)
             transfer = self._transfer
         assert transfer is not None
         transfer.end(commit=not error)
 
     def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
-        with self._changed:
+        with self._lock:
             number = self._numbers.get(peer)
         if number is None:
             raise ConnectionError("the offer has ended")

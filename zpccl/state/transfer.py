@@ -290,7 +290,7 @@ class StateTransfer:
         self.rx_bytes += len(body)
         is_kept = False
         try:
-            with body.open() as view:
+            with body.held(), body.view() as view:
                 if has_blocks(view):
                     is_kept = self._on_blocks(peer, body, view)
                 else:
@@ -392,7 +392,7 @@ class StateTransfer:
     def _check_body(self, peer: bytes, body: Body, arrivals: Sequence[Arrival]) -> _Checked:
         """Runs in a worker: verifies the blocks of a message and releases it."""
         try:
-            with body.open() as view:
+            with body.held(), body.view() as view:
                 return self._check(peer, view, arrivals)
         except Exception as error:  # noqa: BLE001 - handed to the user's thread
             return _Checked(peer, (), arrivals, error=error)

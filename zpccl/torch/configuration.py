@@ -139,7 +139,10 @@ class Configuration:
 
     def run_later(self, function: Callable[[], object]) -> None:
         """Has a thread of the configuration call a function soon."""
-        self._threads.submit(function)
+        try:
+            self._threads.submit(function)
+        except RuntimeError:  # They have been ended, by `leave` or by the end of the program: no call runs any more.
+            function()
 
     def leave(self, error: PCCLError, *, is_orderly: bool) -> None:
         """Leaves the run. What is in flight fails; what is issued later raises `error`, or an earlier one.

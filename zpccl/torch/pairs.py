@@ -131,15 +131,15 @@ class Pair:
         def begin() -> None:
             try:
                 communicator = self._communicator()
-            except PCCLError as error:
+            except Exception as error:  # noqa: BLE001 - handed to who waits for the message
                 if self._take(message):
-                    message.fail(error)
+                    message.fail(as_own(error))
                 return
             if self._take(message):
                 try:
                     with behind:
                         message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
-                except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
+                except Exception as error:  # noqa: BLE001 - handed to who waits for the message
                     message.fail(as_own(error))
 
         message.add_done_callback(lambda: self._forget(call_tag, message))

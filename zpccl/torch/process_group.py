@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
@@ -62,7 +63,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.timeout = timeout
         self._configuration = Configuration.none(rank, size) if members is None else Configuration(members)
         self._handle = Handle() if members is None else None
-        _open_groups.add(self)
+        _open_groups[self] = None
 
     @classmethod
     def of_all(cls, store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool = False) -> ProcessGroup:
@@ -529,14 +530,17 @@ class ProcessGroup(dist.ProcessGroup):
             _copy(outputs[rank], rows[row][: _travelling_count(outputs[rank])])
 
 
-_open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+_open_groups: weakref.WeakKeyDictionary[ProcessGroup, None] = weakref.WeakKeyDictionary()
+"""Unlike a set, it may grow while its keys are listed."""
+os.register_at_fork(after_in_child=_open_groups.clear)  # The ranks are the parent's.
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Programs that end without destroy_process_group() leave gracefully too."""
-    for group in list(_open_groups):
-        group.shutdown()
+    for group in [reference() for reference in _open_groups.keyrefs()]:
+        if group is not None:
+            group.shutdown()
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,328 @@
+"""Threads, locks, descriptors and answers where something is interrupted, fails half way, or is collected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e.harness import loop_of
+from e2e.local import local_run
+
+import zpccl
+from zpccl.control import inflow, master_loop, zap
+from zpccl.control.peer_loop import PeerLoop
+from zpccl.engine import engine as engines
+from zpccl.engine.engine import Engine
+from zpccl.protocol import events
+from zpccl.protocol.membership import Standing
+from zpccl.state.offers import Prefetch
+from zpccl.types import DigestKind
+
+pytestmark = pytest.mark.e2e
+WAIT_S = 10
+
+
+def returns(function: Callable[[], Any]) -> bool:
+    """True if a function that runs in a thread returns in time."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return not thread.is_alive()
+
+
+class Stop(Exception):
+    """What a signal handler raises."""
+
+
+@contextlib.contextmanager
+def interrupting(name: str, event: str, number: int, file: str) -> Iterator[None]:
+    """A handler raises Stop at the `number`th event of functions of this name in a file: there Python looks for them.
+
+    That is where a function begins ("call") or a built-in one has just returned ("line", "return").
+    """
+    left = number
+
+    def trace(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal left
+        code: CodeType = frame.f_code
+        if code.co_name == name and code.co_filename.endswith(file) and what == event:
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(Stop):
+            yield
+    finally:
+        sys.settrace(before)
+
+
+def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
+    """L1: signals come in the middle of calls, again and again; none leaves the engine in use."""
+    engine, count = Engine(), 0
+
+    def interrupt(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while count < 200:
+            with contextlib.suppress(Stop):
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
+                while True:
+                    engine.poll()
+            count += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert returns(engine.close)
+
+
+def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
+    """L1: the thread of the peer can still answer."""
+    with local_run(2) as run:
+        handle = run.comms[0].all_reduce_async(np.ones(4, np.float32))
+        with interrupting("__exit__", "call", 1, "threading.py"):
+            handle.done()
+        loop = loop_of(run.comms[0])
+        assert returns(run.comms[0].close) and not loop._thread.is_alive()
+        assert handle.done()
+
+
+def test_a_prefetch_may_be_interrupted() -> None:
+    """L1: the loop can still tell it that it is over."""
+    with Engine() as engine:
+        prefetch = Prefetch({}, (), DigestKind.BLAKE3, time.monotonic_ns() + 10**10, engine)
+        with interrupting("__exit__", "call", 1, "threading.py"), contextlib.suppress(ConnectionError):
+            prefetch._post(b"", 0, b"", b"", 0)
+        assert returns(prefetch.stop)
+
+
+def test_topology_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: the next who asks for measurements does not wait for an answer to a question that was not asked."""
+    post = PeerLoop._post
+
+    def interrupt(loop: PeerLoop, item: Any) -> bool:
+        if isinstance(item, events.MeasurementsCalled):
+            monkeypatch.setattr(PeerLoop, "_post", post)
+            raise KeyboardInterrupt
+        return post(loop, item)
+
+    with local_run(1) as run:
+        monkeypatch.setattr(PeerLoop, "_post", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.comms[0].topology()
+        run.comms[0].topology(WAIT_S)
+
+
+def test_a_callback_that_ends_its_thread_does_not_end_the_peer() -> None:
+    """L1: whatever it raises, all calls have their answers, and the peer stays a member."""
+    with local_run(2) as run:
+        one, other = run.comms
+        handles = [one.all_reduce_async(np.ones(4, np.float32), tag=tag) for tag in range(3)]
+        for handle in handles:
+            handle.add_done_callback(sys.exit)
+        for tag in range(3):
+            run.start(other.all_reduce, np.ones(4, np.float32), tag=tag, timeout=WAIT_S)
+        assert all(returns(handle.wait) for handle in handles)
+        assert [handle.exception() for handle in handles] == [None] * 3
+        assert one.world_size == 2
+
+
+# --- Half made ------------------------------------------------------------------------------------------------------
+
+
+def no_descriptors(*_: object) -> Any:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
+def descriptor_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: the collector would wait for ever for sockets of ZeroMQ that it finds later. Descriptors are given back."""
+
+    def fail() -> None:
+        error = None
+        try:
+            zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1").connect()
+        except OSError as caught:
+            error = caught  # It refers to this frame, which refers to it.
+        assert error is not None
+
+    before = descriptor_count()
+    monkeypatch.setattr(asyncio, "new_event_loop", no_descriptors)
+    gc.disable()
+    try:
+        fail()
+        assert returns(gc.collect)
+    finally:
+        gc.enable()
+    assert descriptor_count() == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_a_master_that_could_not_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptor_count()
+    monkeypatch.setattr(master_loop, "DialBacks", no_descriptors)
+    with pytest.raises(OSError, match="too many"):
+        zpccl.MasterNode("127.0.0.1:0").run()
+    gc.collect()
+    assert descriptor_count() == before
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_master_whose_start_fails_ends(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
+    """There is no thread to have; or Ctrl-C comes while it begins. Its port is free again."""
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name != "zpccl-master":
+            return start(thread)
+        if has_begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    master = zpccl.MasterNode("127.0.0.1:0", daemon=True)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", fail)
+        master.run()
+    assert master._thread is not None
+    if has_begun:
+        master._thread.join(WAIT_S)
+        assert not master._thread.is_alive()
+    with zpccl.MasterNode(master.address):
+        pass
+
+
+def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it has ended only then."""
+    close = master_loop.MasterLoop._close
+
+    def close_late(loop: master_loop.MasterLoop) -> None:
+        time.sleep(1)
+        close(loop)
+
+    def interrupt(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(master_loop.MasterLoop, "_close", close_late)
+    master = zpccl.MasterNode("127.0.0.1:0")
+    master.run()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Stop):
+            master.interrupt()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    master.interrupt()
+    assert master._thread not in threading.enumerate()
+
+
+# --- Descriptors of others --------------------------------------------------------------------------------------------
+
+
+def test_the_descriptor_of_a_connection_that_is_gone_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7: the second time it may be that of a new connection, and libzmq ends the process where one is closed."""
+    close, others = os.close, list[int]()
+
+    def close_late(descriptor: int) -> None:
+        others.append(os.open(os.devnull, os.O_RDONLY))  # As a thread of libzmq may, just before.
+        close(descriptor)
+
+    with socket.socket() as gone, monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_late)
+        assert zap._address_of(gone.fileno()) == ""
+    for descriptor in others:
+        os.fstat(descriptor)
+        os.close(descriptor)
+
+
+def test_a_port_that_is_held_back_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: there was no descriptor to end it with. Nobody can connect, so nothing else wakes the master."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        bound = inflow.Inflow(port, False, lambda _: Standing.STRANGER, zap.RefusalLog(logging.getLogger("x")))
+        bound.listening(listener.fileno())
+        bound._hold_back(True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup", no_descriptors)
+            bound.drained()
+        assert bound.is_holding_back and bound.deadline_ns() is not None
+        now_ns = time.monotonic_ns()
+        bound.look(now_ns)
+        due_ns = bound.deadline_ns()
+        assert due_ns is not None and due_ns > now_ns
+        bound.drained()
+        assert [bound.is_holding_back, bound.deadline_ns()] == [False, None]
+
+
+# --- The end of the program -------------------------------------------------------------------------------------------
+
+
+def test_all_engines_are_closed_at_the_end_though_another_one_is_made() -> None:
+    """S4: by another thread, at any moment."""
+    open_engines, resumed = [Engine(), Engine()], 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal resumed
+        if event == "call" and frame.f_code.co_name == "__iter__" and "weakref" in frame.f_code.co_filename:
+            resumed += 1
+            if resumed == 2:
+                open_engines.append(Engine())
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        engines._close_all()
+    finally:
+        sys.settrace(before)
+    for engine in open_engines[:2]:
+        with pytest.raises(engines.EngineError):
+            engine.poll()
+
+
+FORKING = """
+import os, sys, tempfile
+from datetime import timedelta
+import torch.distributed as dist
+from zpccl.torch.process_group import ProcessGroup
+
+store = dist.FileStore(tempfile.mktemp(), -1)
+group = ProcessGroup.of_all(store, 0, 1, timedelta(seconds=5))
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print(store.check(["left/0"]))
+"""
+
+
+def test_a_forked_child_does_not_leave_for_its_parent() -> None:
+    """Rank 0 ends the master once all have left."""
+    pytest.importorskip("torch")
+    found = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout == "False\n", found.stderr
