@@ -217,30 +217,36 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
         loop._close()
 
 
-def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: a flood keeps the socket from ever being found empty, and strangers come, say something and are shut down."""
+def never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood keeps the socket from ever being found empty."""
     take_messages = MasterLoop._take_messages
-    monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5)
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
 
-    def never_empty(loop: MasterLoop) -> list[Any]:
+    def take(loop: MasterLoop) -> list[Any]:
         messages = take_messages(loop)
         loop._is_drained = False
         return messages
 
-    def turn() -> MasterLoop:
-        loop._run_once(time.monotonic_ns(), None)
-        return loop
+    monkeypatch.setattr(MasterLoop, "_take_messages", take)
 
-    monkeypatch.setattr(MasterLoop, "_take_messages", never_empty)
+
+def turn(loop: MasterLoop) -> MasterLoop:
+    loop._run_once(time.monotonic_ns(), None)
+    return loop
+
+
+def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a flood keeps the socket from ever being found empty, and strangers come, say something and are shut down."""
+    monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5)
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+    never_empty(monkeypatch)
     try:
         with contextlib.ExitStack() as stack:
             for _ in range(20):
                 stack.enter_context(dealer(loop.address)).send(encode(Ready()))
-            until(lambda: len(turn()._known) == 20)
+            until(lambda: len(turn(loop)._known) == 20)
             for routing_id in loop._known:
                 loop.inflow.cut(routing_id, "for no reason", NOW_NS)
-        until(lambda: not turn()._routing_id_of)
+        until(lambda: not turn(loop)._routing_id_of)
         assert [len(kept) for kept in (loop._gone, loop._known, loop.inflow._cut_ids)] == [5, 5, 5]
     finally:
         loop._close()
@@ -250,33 +256,22 @@ def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(mon
     """B1: strangers come, send much and close, over and over; nobody bounds what libzmq holds of them."""
     monkeypatch.setattr(limits, "CLOSED_STRANGERS_MAX", 0)
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
-    take_messages = MasterLoop._take_messages
-
-    def never_empty(loop: MasterLoop) -> list[Any]:
-        messages = take_messages(loop)
-        loop._is_drained = False
-        return messages
-
-    def turn() -> MasterLoop:
-        loop._run_once(time.monotonic_ns(), None)
-        return loop
-
     try:
         with dealer(loop.address) as open_one:
             open_one.send(encode(Ready()))
-            until(lambda: len(turn()._known) == 1)
+            until(lambda: len(turn(loop)._known) == 1)
             with monkeypatch.context() as patch:
-                patch.setattr(MasterLoop, "_take_messages", never_empty)
+                never_empty(patch)
                 with dealer(loop.address) as stranger:
                     stranger.send(encode(Ready()))
-                    until(lambda: len(turn()._known) == 2)
-                    assert not turn().inflow.is_holding_back, "nobody has closed yet"
-                until(lambda: turn().inflow.is_holding_back)
+                    until(lambda: len(turn(loop)._known) == 2)
+                    assert not turn(loop).inflow.is_holding_back, "nobody has closed yet"
+                until(lambda: turn(loop).inflow.is_holding_back)
                 with pytest.raises(TimeoutError):
                     socket.create_connection(parse_address(loop.address), 0.3)
                 open_one.send(encode(Ready()))  # Whoever is connected is heard.
-                until(lambda: turn()._traffic.messages_received == 3)
-            assert not turn().inflow.is_holding_back
+                until(lambda: turn(loop)._traffic.messages_received == 3)
+            assert not turn(loop).inflow.is_holding_back
             raw(loop.address).close()
     finally:
         loop._close()
