@@ -395,7 +395,6 @@ def test_a_path_that_loses_packets_gets_more_connections(
     state = LinkStats(1, open_count, 128, 0, 0, 0, [], [], generations)
     redialled: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
-    monkeypatch.setattr(loop._machine, "neighbour_name", lambda _: "far")
     monkeypatch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
     loop._link_ends[LOSSY.peer_id] = LinkEnds("", "", "eth0", 64, "cubic", is_local=False)
     loop._link_ids[LOSSY.peer_id] = loop._link_numbers[LOSSY.peer_id] = 1

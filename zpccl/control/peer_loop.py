@@ -712,9 +712,7 @@ class PeerLoop:
                     self.engine.set_senders(path.peer_id, senders)
                 missing = [i for i in range(ends.connections, senders) if not link.generations[i]]
                 if missing and self._may_open(len(missing)):
-                    name = self._machine.neighbour_name(path.peer_id)
-                    logger.info("link to %s: %d connections more, as losses limit those it has", name, len(missing))
-                    for index in missing:
+                    for index in missing:  # Only the end that has dialled the link does.
                         self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, 0)
 
     def _may_open(self, count: int) -> bool:
