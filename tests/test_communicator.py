@@ -779,7 +779,7 @@ BAD_CONSTRUCTIONS: list[tuple[dict[str, Any], str]] = [
     ({"peer_group": 1.0}, "peer_group"),
     ({"peer_group": True}, "peer_group"),
     ({"peer_group": None}, "peer_group"),
-    ({"p2p_connection_pool_size": 65}, "connections"),
+    ({"p2p_connection_pool_size": limits.LINK_CONNECTIONS_MAX + 1}, "connections"),
     ({"p2p_connection_pool_size": -1}, "connections"),
     ({"connections": "4"}, "connections"),
     ({"advertise": "a b"}, "advertise"),
