@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,22 @@ def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert returns(engine.close)
+
+
+def test_an_engine_whose_close_was_interrupted_closes_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: at the end of the program at the latest, which frees what its threads may still work on."""
+
+    def interrupt(_: float) -> None:
+        raise Stop
+
+    engine = Engine()
+    with engine._handle.use(), monkeypatch.context() as patch:  # As another thread does.
+        patch.setattr(engines, "time", SimpleNamespace(sleep=interrupt))
+        with contextlib.suppress(Stop):
+            engine.close()
+    before = len(os.listdir("/proc/self/task"))
+    engine.close()
+    assert len(os.listdir("/proc/self/task")) < before
 
 
 def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw
 
 from zpccl import limits
+from zpccl.control import links
 from zpccl.control.handshake import HELLO_BYTES, HandshakeError, LinkHello
 
 COUNT = 3
@@ -58,6 +60,34 @@ def test_it_is_dialled_until_it_is_taken(pair: tuple[Broker, Broker]) -> None:
     assert one.connection().generation == theirs.generation == 10
     one.broker.redial(other.peer_id, 1, 0, 9)
     assert other.connection().generation == 11
+
+
+def test_a_place_that_was_never_used_is_not_dialled_for_ever(
+    pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end may have no descriptors for it."""
+    monkeypatch.setattr(links, "_RETRY_S", 0.01)
+    monkeypatch.setattr(links, "_RETRY_MAX_S", 0.05)
+    one, other = pair
+    one.broker.redial(other.peer_id, 1, 70, -1)
+    tries = 0
+    with contextlib.suppress(queue.Empty):
+        while tries < 10:
+            other.added.get(timeout=1).connection.close()
+            tries += 1
+    assert 2 <= tries < 10
+
+
+def test_a_place_that_was_never_used_is_dialled_once(pair: tuple[Broker, Broker]) -> None:
+    """Who asks again may not have taken the connection that is there by now: the place would stay taken."""
+    one, other = pair
+    one.broker.redial(other.peer_id, 1, 70, -1)
+    theirs = other.connection()
+    theirs.connection.sendall(theirs.ready)
+    one.connection()
+    one.broker.redial(other.peer_id, 1, 70, -1)
+    with pytest.raises(queue.Empty):
+        other.added.get(timeout=3 * limits.LINK_RETRY_INTERVAL_NS / limits.SECOND)
 
 
 def test_only_the_dialler_of_the_link_dials_again(pair: tuple[Broker, Broker]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import resource
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,8 +23,9 @@ from zpccl import arguments, limits
 from zpccl.control import peer_loop
 from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
+from zpccl.control.links import NewConnection
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.engine.engine import Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
+from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
@@ -404,6 +407,27 @@ def test_a_path_that_loses_packets_gets_more_connections(
         loop._choose_senders([LOSSY])
     del loop._link_ids[LOSSY.peer_id]
     assert redialled == list(dialled)
+
+
+def test_a_connection_more_without_descriptors_is_given_up(
+    loop: PeerLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it is dialled for ever, and each time the other end says that it has lost it."""
+    ours, theirs = socket.socketpair()
+    peer, redialled = LOSSY.peer_id, list[int]()
+    state = LinkStats(1, 64, 128, 0, 0, 0, [], [], [0] * 128)
+    loop._link_ends[peer] = LinkEnds("", "", "eth0", 64, "cubic", is_local=False)
+    loop._link_ids[peer] = loop._link_numbers[peer] = 1
+    with theirs, monkeypatch.context() as patch, caplog.at_level(logging.INFO):
+        patch.setattr(resource, "getrlimit", lambda _: (128, 128))
+        patch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
+        patch.setattr(loop.engine, "link_state", lambda peer: state)
+        loop._add_connection(NewConnection(peer, 1, 70, 1, ours, None, b""))
+        loop._on_engine_event(ConnectionLost(peer, 1, 80, 1, -errno.ECONNRESET), NOW_NS)
+    del loop._link_ids[peer]
+    assert ours.fileno() < 0
+    assert redialled == [80]
+    assert not caplog.records
 
 
 def test_a_link_has_more_connections_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

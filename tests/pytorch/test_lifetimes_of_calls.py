@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,26 @@ def test_a_future_is_answered_though_the_group_has_just_ended() -> None:
     configuration.leave(zpccl.InvalidUsage("it ends"), is_orderly=False)
     message.fail(zpccl.InvalidUsage("it has ended"))
     until(future.done, "its answer")
+
+
+def test_a_callback_waits_for_others_though_the_group_has_just_ended() -> None:
+    """L1: the thread that answers both goes on."""
+    configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
+    one, other, ended = Message(), Message(), threading.Event()
+
+    def callback(_: Any) -> None:
+        other.wait(10)
+        ended.set()
+
+    Work(configuration, [Part(one)], [], 1, 5).get_future().then(callback)
+    configuration.leave(zpccl.InvalidUsage("it ends"), is_orderly=False)
+
+    def answer() -> None:
+        for message in (one, other):
+            message.fail(zpccl.InvalidUsage("it has ended"))
+
+    threading.Thread(target=answer, daemon=True).start()
+    assert ended.wait(5)
 
 
 def test_a_message_is_answered_whatever_the_meeting_raises(monkeypatch: pytest.MonkeyPatch) -> None:

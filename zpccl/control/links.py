@@ -243,7 +243,8 @@ class LinkBroker:
             peer_id: of the other end.
             number: of the link; see `NewConnection`.
             index: its place in the link.
-            generation: the last one that was there.
+            generation: the last one that was there; -1: none ever was. Such a place is dialled once, and not for ever:
+                the other end may have no descriptors for it.
         """
         self._call(self._redial, peer_id, number, index, generation)
 
@@ -548,13 +549,22 @@ class LinkBroker:
             return
         if link.neighbour is None:
             return  # The other side dialled this link.
+        is_new = generation < 0
+        if is_new and index in link.generations:
+            return  # It was dialled before: by now it may be on its way to who asks.
         link.generations[index] = max(generation, link.generations.get(index, 0))
         if self._loop.time() - link.joined_s.get(index, 0.0) > _RETRY_MAX_S:
             link.delays_s[index] = 0.0  # Else the last one was lost at once.
-        link.dials[index] = self._loop.create_task(self._dial_again(link, link.neighbour, index, self._on_connection))
+        dial = self._dial_again(link, link.neighbour, index, is_new, self._on_connection)
+        link.dials[index] = self._loop.create_task(dial)
 
     async def _dial_again(
-        self, link: _OpenLink, neighbour: Neighbour, index: int, on_connection: Callable[[NewConnection], None]
+        self,
+        link: _OpenLink,
+        neighbour: Neighbour,
+        index: int,
+        is_new: bool,
+        on_connection: Callable[[NewConnection], None],
     ) -> None:
         while self._links.get(neighbour.peer_id) is link:  # In Python 3.11 wait_for() may lose that it is cancelled.
             delay_s = link.delays_s.get(index, 0.0)
@@ -570,6 +580,9 @@ class LinkBroker:
                 one = await asyncio.wait_for(self._dialler.dial_one_more(neighbour, hello, secrets), _TIMEOUT_S)
             except (HandshakeError, OSError, asyncio.TimeoutError) as error:
                 logger.debug("connection %d to %s: %s", index, neighbour.name, text_of(error))
+                if is_new and link.delays_s[index] >= _RETRY_MAX_S:
+                    del link.dials[index]
+                    return None
                 continue
             link.joined_s[index] = self._loop.time()
             del link.dials[index]  # Before anybody can hear that it is lost again.

@@ -489,7 +489,9 @@ class PeerLoop:
         elif isinstance(event, ConnectionLost):
             if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
-                logger.info("connection %d to peer %s is lost, others are left: %s", event.index, event.peer.hex(), why)
+                is_one_more = event.index >= self._link_ends[event.peer].connections
+                level, peer = logging.DEBUG if is_one_more else logging.INFO, event.peer.hex()
+                logger.log(level, "connection %d to peer %s is lost, others are left: %s", event.index, peer, why)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer], self._link_ends[event.peer]
@@ -683,9 +685,10 @@ class PeerLoop:
         try:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
-            is_replacement = new.index < self._link_ends[new.peer_id].connections
-            if not is_replacement and not self._may_open(1):
-                raise OSError(errno.EMFILE, "half of the descriptors are taken")
+            is_one_more = new.index >= self._link_ends[new.peer_id].connections
+            if is_one_more and not self._may_open(1):  # It is not dialled again: it would be refused again.
+                new.connection.close()
+                return
             fd = new.connection.fileno()
             self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.keys)
         except OSError as error:
@@ -695,7 +698,7 @@ class PeerLoop:
                 self._broker.redial(new.peer_id, new.number, new.index, new.generation)
             return
         new.connection.detach()
-        level = logging.INFO if is_replacement else logging.DEBUG
+        level = logging.DEBUG if is_one_more else logging.INFO
         logger.log(level, "connection %d to peer %s is open", new.index, new.peer_id.hex())
 
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
@@ -713,7 +716,7 @@ class PeerLoop:
                 missing = [i for i in range(ends.connections, senders) if not link.generations[i]]
                 if missing and self._may_open(len(missing)):
                     for index in missing:  # Only the end that has dialled the link does.
-                        self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, 0)
+                        self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, -1)
 
     def _may_open(self, count: int) -> bool:
         """Whether the links of this peer may have so many connections more: half of the descriptors are for others."""

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import errno
 import os
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -308,7 +307,7 @@ class _Handle:
     def __init__(self, engine: Any) -> None:
         self._pid = os.getpid()
         self._address = bytearray(ffi.buffer(ffi.new("zp_engine **", engine)))
-        self._lock = threading.RLock()  # Reentrant: an Engine may be collected, and so closed, while it is held.
+        self._to_free = [engine]
         self._is_closed = False
 
     def use(self) -> Any:
@@ -325,18 +324,14 @@ class _Handle:
     def close(self) -> None:
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        engine = ffi.from_buffer("zp_engine *[1]", self._address)[0]
-        while True:
+        self._is_closed = True
+        while self._address:
             try:
                 self._address.clear()
-                break
             except BufferError:  # It is used: calls are short.
-                time.sleep(_CLOSE_INTERVAL_S)
-        lib.zp_engine_close(engine)
+                time.sleep(_CLOSE_INTERVAL_S)  # If Ctrl-C comes here, the next one goes on.
+        with contextlib.suppress(IndexError):  # Another one frees it.
+            lib.zp_engine_close(self._to_free.pop())
 
 
 class Engine:

@@ -141,8 +141,11 @@ class Configuration:
         """Has a thread of the configuration call a function soon."""
         try:
             self._threads.submit(function)
-        except RuntimeError:  # They have been ended, by `leave` or by the end of the program: no call runs any more.
-            function()
+        except RuntimeError:  # They have been ended, by `leave` or by the end of the program.
+            try:
+                threading.Thread(target=function, name="zpccl-torch", daemon=True).start()
+            except RuntimeError:  # There is none to have.
+                function()
 
     def leave(self, error: PCCLError, *, is_orderly: bool) -> None:
         """Leaves the run. What is in flight fails; what is issued later raises `error`, or an earlier one.
