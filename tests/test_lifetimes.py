@@ -237,7 +237,7 @@ def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.Mo
     close = master_loop.MasterLoop._close
 
     def close_late(loop: master_loop.MasterLoop) -> None:
-        time.sleep(1)
+        time.sleep(1)  # Its end takes a while: who does not wait for it is seen to return before.
         close(loop)
 
     def interrupt(*_: object) -> None:

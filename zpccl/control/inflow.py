@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import socket
@@ -304,10 +305,7 @@ class Inflow:
         """Makes the kernel drop what comes to the port, or take it again."""
         if self._listener is None:
             return
-        descriptor, cookie = self._listener
-        with contextlib.suppress(OSError), _duplicate(descriptor) as listener:
-            if listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
-                return
+        with contextlib.suppress(OSError), _duplicate(*self._listener) as listener:
             if is_holding_back:
                 program = struct.pack("HP", 1, ctypes.addressof(_DROP))
                 listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
@@ -333,21 +331,24 @@ class Inflow:
         self._unregistered.pop(connection, None)
         if connection.routing_id is not None:
             self._cut_ids.add(connection.routing_id)
-        with contextlib.suppress(OSError), _duplicate(connection.descriptor) as pinned:
-            if pinned.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) == connection.cookie:
-                pinned.shutdown(socket.SHUT_RDWR)
-                self._refusals.add(f"{connection.address}: {reason}", now_ns)
+        with contextlib.suppress(OSError), _duplicate(connection.descriptor, connection.cookie) as pinned:
+            pinned.shutdown(socket.SHUT_RDWR)
+            self._refusals.add(f"{connection.address}: {reason}", now_ns)
 
 
-def _duplicate(descriptor: int) -> socket.socket:
+def _duplicate(descriptor: int, cookie: bytes | None = None) -> socket.socket:
     """A duplicate of a descriptor as a socket, which stays valid if libzmq closes the original.
 
     Raises:
-        OSError: the descriptor is closed, or not a socket.
+        OSError: the descriptor is closed, or not a socket, or not the one with this cookie.
     """
     copy = os.dup(descriptor)
     try:
-        return socket.socket(fileno=copy)
+        found = socket.socket(fileno=copy)
     except OSError:
         os.close(copy)
         raise
+    if cookie is not None and found.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
+        found.close()
+        raise OSError(errno.ESTALE, "the descriptor is that of another socket by now")
+    return found
