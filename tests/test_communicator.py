@@ -1035,7 +1035,7 @@ def test_a_communicator_connects_while_others_are_collected() -> None:
     comm.close()
     loop.itself, loop.array = [comm, loop], ones()  # type: ignore[attr-defined]
     # The collector does not look at arrays: this one is freed with all that the loop has, and not before.
-    weakref.finalize(loop.array, lambda: found.extend(communicator._living_loops()))  # type: ignore[attr-defined]
+    weakref.finalize(loop.array, lambda: found.extend(communicator._loops.all()))  # type: ignore[attr-defined]
     gone = weakref.ref(loop)
     gc.disable()
     try:

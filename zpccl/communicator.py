@@ -15,7 +15,6 @@ import secrets
 import socket
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -38,6 +37,7 @@ from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.control.switches import read_switch
+from zpccl.engine.living import Living
 from zpccl.errors import InvalidArgument, InvalidUsage, MasterUnreachable, TooFewPeers
 from zpccl.measuring import measure_paths
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
@@ -54,23 +54,14 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
-_loops: weakref.WeakKeyDictionary[PeerLoop, None] = weakref.WeakKeyDictionary()
-"""Of all communicators. Unlike a set, it may grow while its keys are listed.
-
-Each is entered before its first call: a weak reference that is made while garbage is collected, in `__del__`, would
-give others what the collector then takes apart.
-"""
+_loops: Living[PeerLoop] = Living()
 os.register_at_fork(after_in_child=_loops.clear)  # The runs are the parent's.
-
-
-def _living_loops() -> list[PeerLoop]:
-    return [loop for loop in [reference() for reference in _loops.keyrefs()] if loop is not None]
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Programs that end without close() leave gracefully too."""
-    for loop in _living_loops():
+    for loop in _loops.all():
         loop.offers.withdraw()
         loop.close()
 
@@ -222,7 +213,7 @@ class Communicator(Collectives):
                     if self._loop.view.state is not State.CLOSED:
                         raise InvalidUsage("connected already")
                     self._loop.close()  # Waits for its end, so that its port is free.
-                for dropped in [each for each in _living_loops() if each.is_dropped]:  # The same for these.
+                for dropped in [each for each in _loops.all() if each.is_dropped]:  # The same for these.
                     dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
                 loop = self._loop = self._make_loop(is_ready=prefetch is None)
             with self._giving_up(loop, [call]):
@@ -288,7 +279,7 @@ class Communicator(Collectives):
             self._min_world_size,
         )
         try:
-            _loops[loop] = None
+            _loops.add(loop)
             return loop
         except BaseException:
             loop.abandon()

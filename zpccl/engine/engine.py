@@ -15,7 +15,6 @@ import contextlib
 import errno
 import os
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any, TypeAlias
 from zpccl import limits
 from zpccl.engine import ciphers
 from zpccl.engine._native import ffi, lib
+from zpccl.engine.living import Living
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
@@ -293,8 +293,7 @@ class Writable:
 
 EngineEvent: TypeAlias = ReduceDone | LinkLost | ConnectionLost | MessageReceived | Writable
 
-_open_engines: weakref.WeakKeyDictionary[Engine, None] = weakref.WeakKeyDictionary()
-"""Unlike a set, it may grow while its keys are listed."""
+_open_engines: Living[Engine] = Living()
 
 
 class _Handle:
@@ -378,7 +377,7 @@ class Engine:
         check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
         self._handle = _Handle(result[0])
         self._fd: int = lib.zp_engine_fd(result[0])
-        _open_engines[self] = None
+        _open_engines.add(self)
 
     def close(self) -> None:
         """Ends all attempts as `end_reduce(commit=False)` does, closes all links and frees the engine.
@@ -720,6 +719,5 @@ def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys], count: int) -> Any:
 @atexit.register
 def _close_all() -> None:
     """The interpreter frees tensors when it ends; no I/O thread may still work on them then."""
-    for engine in [reference() for reference in _open_engines.keyrefs()]:
-        if engine is not None:
-            engine.close()
+    for engine in _open_engines.all():
+        engine.close()

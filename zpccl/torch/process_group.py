@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from torch._C._distributed_c10d import Backend, ErrorType
 
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
+from zpccl.engine.living import Living
 from zpccl.engine.tensors import check_torch
 from zpccl.errors import InvalidArgument, InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.torch.configuration import Configuration
@@ -63,7 +63,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.timeout = timeout
         self._configuration = Configuration.none(rank, size) if members is None else Configuration(members)
         self._handle = Handle() if members is None else None
-        _open_groups[self] = None
+        _open_groups.add(self)
 
     @classmethod
     def of_all(cls, store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool = False) -> ProcessGroup:
@@ -530,17 +530,15 @@ class ProcessGroup(dist.ProcessGroup):
             _copy(outputs[rank], rows[row][: _travelling_count(outputs[rank])])
 
 
-_open_groups: weakref.WeakKeyDictionary[ProcessGroup, None] = weakref.WeakKeyDictionary()
-"""Unlike a set, it may grow while its keys are listed."""
+_open_groups: Living[ProcessGroup] = Living()
 os.register_at_fork(after_in_child=_open_groups.clear)  # The ranks are the parent's.
 
 
 @atexit.register
 def _leave_at_exit() -> None:
     """Programs that end without destroy_process_group() leave gracefully too."""
-    for group in [reference() for reference in _open_groups.keyrefs()]:
-        if group is not None:
-            group.shutdown()
+    for group in _open_groups.all():
+        group.shutdown()
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------
