@@ -12,6 +12,7 @@ from typing import Any
 import algorithm_table
 import bench
 import common
+import compile_sim
 import numpy as np
 import pytest
 import workers
@@ -598,3 +599,20 @@ def test_wrong_arguments_are_said_in_a_line(name: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="0"):
         bench.main([name, "--help"])
     assert "--json" in capsys.readouterr().out
+
+
+# --- The compiled simulator -------------------------------------------------------------------------------------------
+
+
+def test_what_the_compiled_simulator_changes_is_there(tmp_path: Path) -> None:
+    modules = compile_sim.copy(tmp_path / "copy")
+    texts = {module: (tmp_path / "copy" / module).read_text(encoding="utf-8") for module in modules}
+    assert {"zpccl/protocol/master.py", "zpccl/protocol/kinds/sync.py", "zpccl/sim/checkers.py"} <= set(texts)
+    for module, text in texts.items():
+        compile(text, module, "exec")
+        assert "slots=True" not in text
+
+
+def test_a_change_that_finds_nothing_is_an_error() -> None:
+    with pytest.raises(compile_sim.CannotCompile, match=r"protocol/routes\.py"):
+        compile_sim.changed("protocol/routes.py", "nothing = 1\n")
