@@ -370,24 +370,43 @@ def test_only_its_own_run_refuses_a_member_for_good(duellists: tuple[FakeMaster,
         other.commit(9)
 
 
-@pytest.mark.parametrize("since", ["", "yielded", "yielded and registered"])
-def test_only_who_has_given_its_run_up_is_removed_though_connected(since: str) -> None:
+@pytest.mark.parametrize("is_struck", [True, False])
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("run_id", [None, b"", b"run", b"another"])
+def test_only_who_has_given_its_run_up_is_removed_though_connected(
+    run_id: bytes | None, is_before: bool, is_struck: bool
+) -> None:
     """S6; minority, seed 18015992: a member whose run had decided nothing was refused by the master of a run of
     newcomers, answered its calls as if it were alone, and waited to be admitted there. That master died, the next one
-    took the first run over from its other members, with this one in the list, and removed it when it said so.
+    took the first run over from its other members, with this one in the list, and removed it when it said so: long
+    after the last fault (seeds 18756280, 18965656). Here it yields before the take-over or after it, and is registered
+    by no run, by its own one, or by another one.
     """
     cluster = Cluster(3, peer_count=3, script=SIMPLE)
     cluster.run(steps=500, faults=STILL)
     (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Causes))
     master, node = cluster.master, cluster.live_nodes()[-1]
-    yielded = Refused(Refusal.YIELDED, "")
-    registered = Welcome(master.machine.run_id, *master.machine._leader.promise)
-    for heard in {"": (), "yielded": (yielded,), "yielded and registered": (yielded, registered)}[since]:
-        node.machine.handle(events.MasterMessageReceived(heard), node.now_ns())
-    assert node.machine.run_id == master.machine.run_id and node.machine.is_unregistered == (since == "yielded")
-    cluster.note("connection", node)
+    own_id, promise = master.machine.run_id, master.machine._leader.promise
+    heard: list[Any] = [] if run_id is None else [Refused(Refusal.YIELDED, "")]
+    heard += [Welcome(own_id if run_id == b"run" else b"another", *promise)] if run_id else []
+
+    def hear() -> None:
+        for message in heard:
+            node.machine.handle(events.MasterMessageReceived(message), node.now_ns())
+
+    def take_over() -> None:
+        master.machine.generation += 1
+        checker.on_master_step(master)
+
+    for step in (hear, take_over) if is_before else (take_over, hear):
+        step()
+    assert (node.machine.run_id != own_id, node.machine.is_unregistered) == (run_id == b"another", run_id == b"")
+    if is_struck:
+        cluster.note("connection", node)
     master.machine.registry.remove(master.machine.registry.peers[node.peer_id])
-    with nullcontext() if since == "yielded" else pytest.raises(Violation, match=r"S6: .* though it reconnected"):
+    is_right = is_before and run_id in (b"", b"another")
+    what = "though it reconnected" if is_struck else "without a fault"
+    with nullcontext() if is_right else pytest.raises(Violation, match=f"S6: .* {what}"):
         checker.on_master_step(master)
 
 

@@ -17,6 +17,7 @@ from zpccl.protocol import effects
 from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
 from zpccl.protocol.messages import (
+    NO_ID,
     Decision,
     Fetching,
     Hello,
@@ -435,6 +436,7 @@ class Causes(Checker):
         self._run_id = b""
         self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
+        self._gone_over: set[bytes] = set()  # Before this master led.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault that concerns its participants; so does an eviction."""
@@ -544,6 +546,7 @@ class Causes(Checker):
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i]) and not self._is_passed_over(nodes[i])}
+            self._gone_over = set(members)
         for peer_id in self._members.keys() - members.keys() - self._evicted:
             since_ns = self.cluster.clock.now_ns
             node = self.cluster.nodes.get(peer_id)
@@ -552,11 +555,7 @@ class Causes(Checker):
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None
-            # To another run, or to none: its own has yielded, and it waits to be admitted anew. A master that takes its
-            # own one over lists it until it hears of that.
-            has_gone_over = node is not None and (node.machine.run_id != machine.run_id or node.machine.is_unregistered)
-            is_connected = connection is not None and connection.is_greeted and not connection.is_broken
-            is_here = is_connected and not has_gone_over
+            is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
             has_gone_on = master.went_on_ns == since_ns
@@ -564,7 +563,14 @@ class Causes(Checker):
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
                 has_returned = False  # The master received its Hello, but its report may have come too late.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
-        self._members = members
+        # A master that takes a run over lists these until it hears that they have gone, perhaps long after a fault.
+        self._gone_over = {i for i in members if i in self._gone_over and self._has_gone_over(i, machine.run_id)}
+        self._members = {i: n for i, n in members.items() if i not in self._gone_over}
+
+    def _has_gone_over(self, peer_id: bytes, run_id: bytes) -> bool:
+        """True for a peer of another run, or of none: its own has yielded, and it waits to be admitted anew."""
+        peer = self.cluster.nodes[peer_id].machine if peer_id in self.cluster.nodes else None
+        return peer is not None and (peer.run_id not in (NO_ID, run_id) or peer.is_unregistered)
 
     def _is_passed_over(self, node: SimulatedPeer) -> bool:
         """True if the one master had removed a member by a list that others know."""
