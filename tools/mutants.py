@@ -434,7 +434,7 @@ held-promise-not-heeded: protocol.master:MasterMachine._on_early_hello (unit tes
   + pass
 newcomer-says-that-there-are-several-masters: protocol.leadership:Candidate.may_count (unit tests)
   S6: a newcomer voids all reports of a run with one address, again and again
-  - self._have_members_reported() and self._has_one_address()
+  - self._have_members_reported() and self._has_one_address(self.chosen)
   + False
 pending-half-of-a-host-left-out: protocol.master:MasterMachine._admit_former (unit tests)
   L1: a half of a host is admitted without the other one, which did not hear of the list that admitted both
@@ -746,6 +746,14 @@ run-of-fewer-peers-chosen: protocol.leadership:choose_run (unit tests)
   S3: a single stray peer of another run decides which run a new master leads
   - return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
   + return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)
+newcomers-outvote-the-last-member: protocol.leadership:Candidate.chosen (unit tests)
+  L3: the last member of a run is refused in favour of newcomers that have decided nothing
+  - self._has_quorum(run_id) and self._has_one_address(run_id)
+  + False
+one-of-many-members-outvotes-newcomers: protocol.leadership:Candidate.chosen (unit tests)
+  L1: newcomers wait for the members of a run of which only a minority is there
+  - self._has_quorum(run_id) and self._has_one_address(run_id)
+  + self._has_one_address(run_id)
 admission-without-the-adopted-members: protocol.recovery:History.would_admit (unit tests)
   S3: a peer of a list that left members out becomes a member beside them
   - is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
@@ -856,10 +864,10 @@ removed-before-the-list-is-committed: protocol.master:MasterMachine._on_members_
   L1: a removed member never learns that it was removed
   - dismissed, self._dismissed = self._dismissed, {}
   + dismissed, self._dismissed = {}, self._dismissed
-held-newcomers-count: protocol.leadership:Candidate._is_elected (unit tests)
+held-newcomers-count: protocol.leadership:Candidate._has_quorum (unit tests)
   S3: a peer without a promise helps a master to lead
   - {report.hello.peer_id for report in reports}.union(self.left)
-  + {p for p in self._newest(self.chosen).members if self.held or p in self.reports}.union(self.left)
+  + {p for p in self._newest(run_id).members if self.held or p in self.reports}.union(self.left)
 higher-promise-of-a-member-not-heeded: protocol.master:MasterMachine._is_ahead (unit tests)
   L1: a member that obeys another master is welcomed, and never gets a message
   - is_known or has_promised
@@ -874,8 +882,8 @@ run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (un
   + return self._is_of_other_run(hello) and has_history and not self._has_decided()
 minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
   L3: removed members that return first take the run back to an old revision
-  - return self._has_one_address() and due_ns is not None and now_ns >= due_ns
-  + return self._has_one_address() and due_ns is not None
+  - return self._has_one_address(chosen) and due_ns is not None and now_ns >= due_ns
+  + return self._has_one_address(chosen) and due_ns is not None
 refusal-is-final-of-any-list: protocol.master:MasterMachine._refuse_session (unit tests)
   L3: a member is removed by a list that is never committed
   - is_final = not self.is_recovering and self.registry.is_committed
@@ -974,7 +982,7 @@ cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed 
   + not peer.is_member and self._losses.on_disconnected(now_ns)
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
-  - self._has_one_address()
+  - self._has_one_address(self.chosen)
   + False
 removed-members-left-alone: protocol.master:MasterMachine._step_down (unit tests)
   L2: a member that was to be removed waits for ever for a master that has stepped down

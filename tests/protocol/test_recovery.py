@@ -479,7 +479,7 @@ def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
 @pytest.mark.parametrize("has_decided", (True, False))
 def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
     """Its members are removed, but for those of a run that has decided nothing: they may register."""
-    bench.report("a", "ab")
+    bench.report("a", "ab", outcomes=(outcome(1, True, "ab", 1, 1),))
     outcomes = (outcome(1, True, "x", 1),) if has_decided else ()
     assert bench.report("x", "x", 99, waits=False, run_id=b"x" * 16, outcomes=outcomes) == []
     assert bench.report("b", "ab", waits=False) == []
@@ -487,6 +487,16 @@ def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
     assert bench.names() == "ab"
     refusal = Refusal.UNKNOWN_SESSION if has_decided else Refusal.YIELDED
     assert [m.refusal for c, m in told if c == "x1"] == [refusal]
+
+
+@pytest.mark.parametrize("members, names", [("x", "x"), ("xyz", "ab")])
+def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members: str, names: str) -> None:
+    """Than one that has, and of which a quorum is here."""
+    bench.report("x", members, 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, members, *range(1, 3)),))
+    bench.report("a", "ab", waits=False)
+    bench.report("b", "ab", waits=False)
+    bench.tick_at_deadline()
+    assert bench.names() == names
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,40 @@ def test_members_of_two_runs_that_come_at_the_same_time() -> None:
     check_all_go_on(world, [*peers, newcomer], run_id)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("decides", [False, True])
+def test_the_last_member_and_newcomers_that_come_at_the_same_time(count: int, decides: bool) -> None:
+    """L3: what the last member holds is not lost to newcomers that have decided nothing, however many they are
+    (minority, seed 18965656). If they have decided something, and are more, theirs goes on."""
+    world, peers = one_master("pqr")
+    run_id, member = peers[0].machine.run_id, peers[0]
+    calls = [peer.reduce() for peer in peers]
+    world.settle(calls)
+    for peer in peers[1:]:
+        world.kill_peer(peer)
+    world.until(lambda: len(member.machine.members) == 1, what="it is alone")
+    newcomers = [begin_beside(world, [member])]
+    for name in "ot"[:count]:
+        newcomers.append(world.peer(name, ONE))
+        newcomers[-1].connect()
+        world.run(0.5)
+        world.admit(newcomers[:-1], newcomers[-1:])
+    if decides:
+        world.settle([peer.reduce() for peer in newcomers])
+    world.kill_master("m")
+    world.join([member], "m")
+    world.run(1)
+    world.start_master("m", 600)
+    if decides:
+        world.until(lambda: member.state is State.CLOSED, what="the run of most")
+        assert isinstance(member.machine.error, Kicked)
+        return check_all_go_on(world, newcomers, newcomers[0].machine.run_id)
+    world.until(lambda: all(peer.machine.run_id == run_id for peer in newcomers), what="the run of the member")
+    world.run(0.5)
+    world.admit([member], newcomers)
+    return check_all_go_on(world, [member, *newcomers], run_id)
+
+
 @pytest.mark.parametrize("operations", [0, 1])
 def test_a_lone_newcomer_that_comes_after_the_members(operations: int) -> None:
     """S6: the members have gone on with their run when it comes. It waits to be admitted, since its run has decided

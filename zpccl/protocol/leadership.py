@@ -37,6 +37,7 @@ import msgspec
 from zpccl import limits
 from zpccl.protocol.events import PeerMessageReceived
 from zpccl.protocol.losses import reconnect_grace_ns
+from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import NO_ID, Hello, RunReport
 
 
@@ -478,25 +479,36 @@ class Candidate:
 
     def _is_elected(self, now_ns: int) -> bool:
         """Rule "elect". Every report is a promise of exactly this leadership."""
-        reports = self._reports_of(self.chosen)
-        promised = {report.hello.peer_id for report in reports}.union(self.left)
-        if are_quorums(promised, descend(map(MemberList.of, reports))):
+        chosen, due_ns = self.chosen, self._minority_due_ns()
+        if self._has_quorum(chosen):
             return True
-        due_ns = self._minority_due_ns()
-        return self._has_one_address() and due_ns is not None and now_ns >= due_ns
+        return self._has_one_address(chosen) and due_ns is not None and now_ns >= due_ns
 
-    def _has_one_address(self) -> bool:
-        """True if the members of the run to adopt know no other master."""
-        return all(len(report.hello.masters) <= 1 for report in self._reports_of(self.chosen))
+    def _has_quorum(self, run_id: bytes | None) -> bool:
+        """True if quorums of the newest list of a run have promised."""
+        reports = self._reports_of(run_id)
+        promised = {report.hello.peer_id for report in reports}.union(self.left)
+        return are_quorums(promised, descend(map(MemberList.of, reports)))
+
+    def _has_one_address(self, run_id: bytes | None) -> bool:
+        """True if the members of a run know no other master."""
+        return all(len(report.hello.masters) <= 1 for report in self._reports_of(run_id))
 
     def may_count(self, hello: Hello) -> bool:
         """True if a list may count the promise of a peer that is held: there are several masters, it seems."""
-        return len(hello.masters) > 1 and not (self._have_members_reported() and self._has_one_address())
+        return len(hello.masters) > 1 and not (self._have_members_reported() and self._has_one_address(self.chosen))
 
     @property
     def chosen(self) -> bytes | None:
-        """The run to adopt; None if no report contains a member list."""
-        return choose_run(report for _, report in self.reports.values() if report.members)
+        """The run to adopt; None if no report contains a member list.
+
+        A run that has decided nothing yields, as while it is led, to one that has and of which a quorum is here.
+        """
+        reports = [report for _, report in self.reports.values() if report.members]
+        decided = {report.hello.run_id for report in reports if has_decided(report)}
+        if any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided):
+            reports = [report for report in reports if report.hello.run_id in decided]
+        return choose_run(reports)
 
     def _reports_of(self, run_id: bytes | None) -> list[RunReport]:
         return [report for _, report in self.reports.values() if report.hello.run_id == run_id]
@@ -514,7 +526,7 @@ class Candidate:
         return hello.begins == self._run_id
 
     def _are_all_here(self) -> bool:
-        if not all(self._greeted.values()) or self._has_one_address():
+        if not all(self._greeted.values()) or self._has_one_address(self.chosen):
             return False  # With one address they may all have been lost since, and the run have gone on with others.
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
             return False  # Peers of several runs connect here: those of the right run may come later.
