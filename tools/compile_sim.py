@@ -47,7 +47,8 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
 FUTURE = "from __future__ import annotations\n"
 SLOTS = re.compile(r"@dataclass\((?P<before>[^)]*)slots=True(?:, )?(?P<after>[^)]*)\)")
 ENUM = re.compile(rb"\balgorithm=\w+")
-"""Printed by name or by number: in compiled code a field of an IntFlag may hold an int."""
+BOOLEAN = re.compile(rb"\b(?:True|False)\b")
+"""Printed by name or by number: compiled code may hold an int for either."""
 BUILD = """
 from mypyc.build import mypycify
 from setuptools import setup
@@ -117,7 +118,7 @@ def digest_of_traces(folder: Path, seeds: str) -> str:
         assert child.stdout is not None
         for line in child.stdout:
             digest.update(last)
-            last = ENUM.sub(b"", line)
+            last = BOOLEAN.sub(lambda found: b"1" if found[0] == b"True" else b"0", ENUM.sub(b"", line))
     if child.returncode:
         raise CannotCompile(f"these seeds do not run in {folder}: {last.decode()}")
     return digest.hexdigest()
