@@ -506,7 +506,8 @@ class Candidate:
         """
         reports = [report for _, report in self.reports.values() if report.members]
         decided = {report.hello.run_id for report in reports if has_decided(report)}
-        if any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided):
+        rivals = [report for report in reports if report.hello.run_id not in decided]
+        if rivals and any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided):
             reports = [report for report in reports if report.hello.run_id in decided]
         return choose_run(reports)
 
