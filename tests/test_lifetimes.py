@@ -8,6 +8,7 @@ import errno
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -35,6 +36,7 @@ from zpccl.types import DigestKind
 
 pytestmark = pytest.mark.e2e
 WAIT_S = 10
+A, B = b"a" * 16, b"b" * 16
 
 
 def returns(function: Callable[[], Any]) -> bool:
@@ -342,3 +344,21 @@ def test_a_forked_child_does_not_leave_for_its_parent() -> None:
     pytest.importorskip("torch")
     found = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout == "False\n", found.stderr
+
+
+@pytest.mark.parametrize("name", ["check_rc", "_take", "__init__"])
+def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: str) -> None:
+    """B1: else they would count against the bound of what has been received, until nothing comes any more."""
+    bound = 310_000  # Three messages, with what each takes beside its body.
+    a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=bound) for _ in range(2))
+    near, far = socket.socketpair()
+    with a, b:
+        a.open_link(B, [near.detach()])
+        b.open_link(A, [far.detach()])
+        for engine in (a, b):
+            engine.open_channel(1)
+        for _ in range(5):
+            assert a.post_message(B, 1, b"", bytes(100_000), 2**30)
+            assert select.select([b.fileno()], [], [], WAIT_S)[0], "the bound is reached"
+            with interrupting(name, "call", 1, "engine.py"):
+                b.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -15,7 +16,10 @@ from e2e.local import Run, finish, local_run
 import zpccl
 from zpccl import limits
 from zpccl.limits import KIB, MIB
+from zpccl.state.contents import Contents
+from zpccl.state.offers import LentRegion, Offers
 from zpccl.state.serving import Server
+from zpccl.types import DigestKind
 
 pytestmark = pytest.mark.e2e
 
@@ -302,3 +306,63 @@ def test_bad_arguments(joining: Joining) -> None:
         late.connect(prefetch="state")
     with pytest.raises(zpccl.InvalidArgument, match="prefetch_timeout"):
         late.connect(prefetch=state_of(1), prefetch_timeout=-1)
+
+
+def test_tensors_of_the_same_memory_whose_offered_contents_differ(joining: Joining) -> None:
+    """S5: they cannot hold both. The prefetch is given up, and not begun again and again."""
+    states, tied = [state_of(7, revision=4) for _ in range(2)], np.zeros(COUNT, np.uint8)
+    for state in states:
+        array(state, "w")[:] = 0
+    offers_of(
+        joining,
+        [
+            zpccl.SharedState([*s.tensor_infos, zpccl.TensorInfo.from_numpy(np.ones(COUNT, np.uint8), "x")])
+            for s in states
+        ],
+    )
+    infos = [zpccl.TensorInfo.from_numpy(tied, name) for name in "wx"]
+    own = zpccl.SharedState([*infos, zpccl.TensorInfo.from_numpy(np.zeros(5, np.int64), "b")])
+    joining.go_on.set()
+    joining.admit(joining.connect(own))
+    assert own.revision == 0 and not tied.any() and not array(own, "b").any()
+
+
+def test_an_interrupt_after_a_prefetch_was_written_comes_too_late(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5: else contents would go by the revision of others."""
+    states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
+    offers_of(joining, states)
+    write = Contents.write
+
+    def interrupt(self: Contents) -> None:
+        monkeypatch.setattr(Contents, "write", write)
+        write(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Contents, "write", interrupt)
+    joining.go_on.set()
+    with pytest.raises(KeyboardInterrupt):
+        finish(joining.connect(own))
+    assert is_equal(own, states[0])
+
+
+def test_an_offer_that_is_made_while_the_communicator_closes(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: once close() has returned, no thread reads the tensors."""
+    comm, made = joining.members[0], []
+    withdraw, read = Offers.withdraw, LentRegion.read
+
+    def slow(self: LentRegion, offset: int, size: int) -> memoryview:
+        time.sleep(0.2)
+        return read(self, offset, size)
+
+    def offer_then(self: Offers) -> None:
+        withdraw(self)
+        monkeypatch.setattr(Offers, "withdraw", withdraw)
+        regions = state_of(1).regions()
+        made.append(self.offer(1, regions, (), DigestKind.BLAKE3, None, copy=False))
+
+    monkeypatch.setattr(LentRegion, "read", slow)
+    monkeypatch.setattr(Offers, "withdraw", offer_then)
+    comm.close()
+    assert not made[0]._thread.is_alive()

@@ -364,3 +364,15 @@ def test_nothing_is_left_of_a_sync(trio: Run) -> None:
     for revision in range(3):
         sync(trio, [state_of(revision, a=revision) for _ in range(3)])
     assert all(not comm._loop._attempts and not comm._loop._calls for comm in trio.comms if comm._loop is not None)
+
+
+def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:
+    """S5: they cannot hold both: all are told who is at fault, and nothing changes."""
+    tied = np.zeros(3, np.float32)
+    infos = [zpccl.TensorInfo.from_numpy(tied, name) for name in "ab"]
+    states = [state_of(1, a=[1] * 3, b=[2] * 3), state_of(1, a=[1] * 3, b=[2] * 3), zpccl.SharedState(infos)]
+    errors = sync(trio, states)
+    assert [type(error) for error in errors] == [zpccl.PeerLost, zpccl.PeerLost, zpccl.InvalidUsage]
+    assert all("peer2: tensors 'a' and 'b' are the same memory" in str(error) for error in errors)
+    assert [held(state) for state in states] == [[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]]
+    assert [state.revision for state in states] == [1, 1, 0] and trio.comms[0].world_size == 3

@@ -471,6 +471,15 @@ def test_kinds_must_not_be_mixed_up() -> None:
         zpccl.TensorInfo.from_torch(np.ones(3), "x")
 
 
+def test_a_view_that_negates_its_memory_is_refused() -> None:
+    """S5: its bytes are not those of its elements."""
+    tensor = torch.tensor([1 + 2j]).conj().imag
+    assert tensor.is_contiguous() and tensor.tolist() == [-2.0]
+    with pytest.raises(zpccl.InvalidArgument, match="resolve_neg"):
+        zpccl.TensorInfo.from_torch(tensor, "x")
+    zpccl.TensorInfo.from_torch(tensor.resolve_neg(), "x")
+
+
 def test_tied_weights_may_be_shared() -> None:
     tensor = torch.ones(6)
     infos = [zpccl.TensorInfo.from_torch(tensor, "a"), zpccl.TensorInfo.from_torch(tensor.view(2, 3), "b")]

@@ -244,11 +244,11 @@ class Communicator(Collectives):
         call.future.add_done_callback(lambda _: prefetch.stop())
         try:
             loop.start(call, n_attempts)
-            revision = prefetch.run()
-            if revision is not None:
-                state.revision = revision
+            if prefetch.run() is not None:
                 reporter.end()
         finally:
+            if prefetch.revision is not None:  # The interrupt may have come too late: the tensors have been written.
+                state.revision = prefetch.revision
             loop.offers.end_prefetch()
             loop.be_ready()
 
@@ -295,6 +295,7 @@ class Communicator(Collectives):
         if loop is not None:
             loop.offers.withdraw()
             loop.close()
+            loop.offers.withdraw()  # What another thread has offered meanwhile.
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -549,3 +549,45 @@ def test_neither_copies_more_than_it_must(path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[0] < limits.CHECKPOINT_PIECE_BYTES and size <= peaks[1] < size + limits.CHECKPOINT_PIECE_BYTES
+
+
+def test_tied_tensors_with_different_contents_in_the_file_are_refused(path: Path) -> None:
+    """Both cannot be loaded into the same memory."""
+    state_of({"a": np.ones(3), "b": np.full(3, 2.0), "c": np.ones(3)}, 5).save_state(path)
+    array, other = np.full(3, 9.0), np.full(3, 9.0)
+    with pytest.raises(zpccl.InvalidArgument, match="'a' and 'b' are the same memory"):
+        state_of({"a": array, "b": array, "c": other}).load_state(path)
+    assert array.tolist() == other.tolist() == [9.0] * 3
+    state_of({"a": array, "b": other, "c": array}).load_state(path)
+    assert (array.tolist(), other.tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+@pytest.mark.parametrize("call", ["save_state", "load_state"])
+def test_a_path_that_cannot_be_resolved(path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    state = state_of(small())
+    with pytest.raises(zpccl.InvalidArgument, match="no path of a file"):
+        getattr(state, call)(f"{path}\ud800")
+    path.parent.joinpath("gone").mkdir()
+    monkeypatch.chdir(path.parent / "gone")
+    path.parent.joinpath("gone").rmdir()
+    with pytest.raises(zpccl.CheckpointFailed) as raised:
+        getattr(state, call)("state.safetensors")
+    assert raised.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize(("call", "code"), [("open", errno.EACCES), ("fsync", errno.EINVAL), ("fsync", errno.ENOTSUP)])
+def test_a_directory_that_cannot_be_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    """It may not be listed, or is of a network file system. The checkpoint has its name: nothing has failed."""
+    real = getattr(os, call)
+
+    def refuse(what: Any, *arguments: Any) -> Any:
+        if stat.S_ISDIR(os.stat(what).st_mode) if call == "fsync" else arguments[0] & os.O_DIRECTORY:
+            raise OSError(code, os.strerror(code))
+        return real(what, *arguments)
+
+    monkeypatch.setattr(os, call, refuse)
+    state_of(small(), 5).save_state(path)
+    monkeypatch.undo()
+    assert_loads(path, small(), 5)

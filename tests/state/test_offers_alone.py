@@ -223,3 +223,39 @@ def test_another_state_does_not_suit(net: Net, kind: DigestKind) -> None:
     own.on_link_up(A)
     own.on_told(A, 9, Catalog(4, kind, ()))
     assert own.run() is None
+
+
+def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
+    """B1: a state whose tensors change their sizes is held once, not once for each size that they have had."""
+    offers = Offers(net, 6)
+    for size in (3, 3, 2, 5):
+        offer(offers, tensor(1, size * MIB))
+        assert offers._pool._free == []
+    regions = {name: region(tensor(1, 5 * MIB), name) for name in "uv"}
+    offers.offer(4, regions, (), DigestKind.BLAKE3, None, copy=False)
+    assert [len(memory) for memory in offers._pool._free] == [5 * MIB], "the next before_write() uses it"
+    offers.close()
+
+
+def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+    """L1: a joiner that asks hears that there is nothing, and does not wait."""
+    offers = Offers(net, 6)
+
+    def refuse(self: Offer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Offer, "start", refuse)
+    with pytest.raises(RuntimeError):
+        offer(offers, tensor(1))
+    offers.on_message(A, message(MessageKind.ASK, 0))
+    assert told(net, A) == [(MessageKind.TOLD, 0)]
+    offers.close()
+
+
+def test_malformed_messages_are_logged_once_a_sender(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    """B2: the log does not grow with what a hostile peer sends."""
+    offers = Offers(net, 6)
+    for peer in (A, B, A, B, A):
+        offers.on_message(peer, Message(b"junk"))
+    assert sum("malformed" in record.message for record in caplog.records) == 2
+    offers.close()

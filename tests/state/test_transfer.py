@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import threading
 import weakref
@@ -19,6 +20,7 @@ from zpccl.state import messages
 from zpccl.state.messages import BlockList, Have, Request, Want
 from zpccl.state.regions import HostRegion, region
 from zpccl.state.transfer import StateTransfer
+from zpccl.state.workers import Workers
 
 CHANNEL = 7
 COUNT = 6
@@ -563,3 +565,114 @@ def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch) -> Non
     net.wait("c")
     net.end()
     assert raised and net.holds_all("c") and net.transfers["c"].is_written
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_tensors_of_the_same_memory_whose_elected_contents_differ(count: int, own: int) -> None:
+    """S5: they cannot hold both, so the sync fails and changes nothing. `own`: what they hold, perhaps one of these."""
+    size = count * STATE_BLOCK_BYTES - 5
+    tied = np.full(size, own, np.uint8)
+    net = Net(
+        a={"t": np.full(size, 1, np.uint8), "u": np.full(size, 2, np.uint8)},
+        b={"t": tied, "u": tied},
+    )
+    net.start(b="a")
+    assert net.reported["b"].wait(30)
+    ((error, fault, _),) = net.reports["b"]
+    assert error == "tensors 't' and 'u' are the same memory here, but their elected contents differ" and fault == b"b"
+    net.end(commit=False)
+    assert net.is_as_before("b")
+
+
+@pytest.mark.parametrize("value", [0, 7])
+def test_tensors_of_the_same_memory(value: int) -> None:
+    """Tied weights, be they tied on one side only, and of another type there."""
+    held, tied = np.full(SIZE, value, np.uint8), np.full(SIZE, 1, np.uint8)
+    net = Net(
+        a={"t": held, "u": held.copy().view(np.float32), "v": np.full(9, value, np.uint8), "w": held[:9].copy()},
+        b={"t": tied, "u": tied.view(np.float32), "v": (small := np.full(9, 1, np.uint8)), "w": small},
+    )
+    net.start(b="a")
+    net.wait("b")
+    net.end()
+    assert net.holds_all("b")
+
+
+def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
+    """B1: it may be as large as the state."""
+    gc.collect()
+    gc.disable()
+    try:
+        net = Net(a=1, b=2)
+        net.start(b="a")
+        net.wait("b")
+        net.end()
+        assert net.holds_all("b")
+        left = [weakref.ref(each) for each in net.transfers.values()]
+        net.transfers.clear()
+        net.threads.clear()
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_who_asks_for_announcements_before_the_plan_is_known_is_ignored() -> None:
+    """S6: the channel of an offer is open a moment earlier, and may be guessed."""
+    net = Net(a=1, b=2)
+    net.put("b", "a", messages.encode(Want()))
+    net.start(b="a")
+    net.wait("b")
+    net.end()
+    assert net.holds_all("b")
+
+
+def test_an_interrupt_while_blocks_are_handed_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: the memory of the message is released once, by the worker, which may read it yet."""
+    noise = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)  # It does not travel as a pattern.
+    net, submit = Net(a={"w": noise}, b={"w": np.zeros(SIZE, np.uint8)}), Workers.submit
+    raised: list[BaseException] = []
+
+    def interrupt(self: Workers, job: Callable[[], None]) -> None:
+        if threading.current_thread() is not net.threads[1]:
+            return submit(self, job)
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                job()
+            finally:
+                done.set()
+
+        submit(self, work)
+        assert done.wait(30)
+        raise KeyboardInterrupt
+
+    def run() -> None:
+        try:
+            net.transfers["b"].run()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            raised.append(error)
+
+    net.threads[1] = threading.Thread(target=run)
+    monkeypatch.setattr(Workers, "submit", interrupt)
+    net.start(b="a")
+    net.threads[1].join(30)
+    net.end(commit=False)
+    assert [type(error) for error in raised] == [KeyboardInterrupt] and net.is_as_before("b")
+
+
+def test_messages_that_an_interrupt_left_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: also if its traceback is kept, as Jupyter does, else collectives would wait for room in the engine."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StateTransfer, "_on_message", interrupt)
+    left = [Message(messages.encode(Want())) for _ in range(5)]
+    transfer = Net(a=1).transfers["a"]
+    for message in left:
+        transfer.mailbox.put(MessageReceived(b"b", CHANNEL, cast(Body, message)))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        transfer.run()
+    assert raised.traceback and [message.is_released for message in left[1:]] == [True] * 4

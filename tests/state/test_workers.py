@@ -115,3 +115,27 @@ def test_an_interrupt_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch)
     closing.join(30)
     assert not closing.is_alive() and done == [1]
     del threading._limbo[thread]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_lack_of_threads_is_no_failure(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """The system may have none left to give: those that are there, or this one, do the work."""
+    start, started = threading.Thread.start, 0
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal started
+        if started == most:
+            raise RuntimeError("can't start new thread")
+        started += 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    in_parallel(done.append, range(100), 5)
+    assert sorted(done) == list(range(100))
+    workers, ran = Workers(3), [threading.Event() for _ in range(5)]
+    started = 0
+    for event in ran:
+        workers.submit(event.set)
+    assert all(event.wait(30) for event in ran), "without finish()"
+    workers.close()

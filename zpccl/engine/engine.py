@@ -231,17 +231,17 @@ class Body:
 
     Args:
         engine: whose memory it is.
-        native: the bytes.
-        size: how many.
+        event: of the message, which it takes the bytes from.
     """
 
     __slots__ = ("_engine", "_native", "_size")
 
-    def __init__(self, engine: Engine, native: Any, size: int) -> None:
-        self._engine, self._native, self._size = engine, native, size
+    def __init__(self, engine: Engine, event: Any) -> None:
+        self._engine, self._size = engine, event.body_bytes
+        self._native, event.body = event.body, ffi.NULL  # Python looks for signals before or after both.
 
     def __len__(self) -> int:
-        return self._size
+        return int(self._size)
 
     def held(self) -> AbstractContextManager[Any]:
         """The bytes are there while a `with` block has this, and the engine is not freed before: be quick.
@@ -272,7 +272,8 @@ class Body:
             self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "_native"):
+            self.release()
 
 
 @dataclass(frozen=True)
@@ -412,8 +413,12 @@ class Engine:
         event = ffi.new("zp_event *")
         poll, queue = (lib.zp_engine_poll, ()) if channel_id is None else (lib.zp_channel_poll, (channel_id,))
         with self._handle.use() as engine:
-            while len(events) < events_max and check_rc(poll(engine[0], *queue, event), "zp_engine_poll"):
-                events.append(self._take(event))
+            try:
+                while len(events) < events_max and check_rc(poll(engine[0], *queue, event), "zp_engine_poll"):
+                    events.append(self._take(event))
+            except BaseException:  # Ctrl-C came before the message had its `Body`.
+                lib.zp_message_release(engine[0], event.body)
+                raise
         return events
 
     def _take(self, event: Any) -> EngineEvent:
@@ -428,7 +433,7 @@ class Engine:
             return ConnectionLost(peer, event.id, event.connection, event.generation, event.status)
         if event.kind == lib.ZP_EVENT_WRITABLE:
             return Writable(event.id)
-        return MessageReceived(peer, event.id, Body(self, event.body, event.body_bytes))
+        return MessageReceived(peer, event.id, Body(self, event))
 
     # --- Links --------------------------------------------------------------------------------------------------------
 

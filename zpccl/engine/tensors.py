@@ -166,6 +166,8 @@ def check_torch(tensor: Any, name: str) -> DataType:
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)
+    if tensor.is_neg():  # Of the imaginary part of a conjugate.
+        raise InvalidArgument(f"{name} is a view whose elements are those in memory, negated; use tensor.resolve_neg()")
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} is not contiguous; use tensor.contiguous() and copy the result back")
     needed = (tensor.storage_offset() + tensor.numel()) * datatype.itemsize

@@ -85,7 +85,7 @@ def load(tensors: Mapping[str, Region], path: str | os.PathLike[str], report: Re
     with _system_errors(target), _open_regular(target) as file:
         metadata, rows = _read_header(file)
         revision = _check_header(file, metadata, rows)
-        _check_tensors(tensors, rows)
+        _check_tensors(tensors, rows, metadata)
         return Loaded(revision, tensors, _read_contents(file, tensors, metadata, rows, report))
 
 
@@ -213,9 +213,16 @@ def _is_name_of(descriptor: int, name: str) -> bool:
 
 
 def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Waits until the new name is on the disk, where that is possible. The file is there in either case."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # Files may be made in it, but not listed.
+        return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # File systems that cannot do it, like some of networks.
+            raise
     finally:
         os.close(descriptor)
 
@@ -261,8 +268,9 @@ def _check_header(file: BufferedReader, metadata: Mapping[str, str], rows: _Rows
     return revision
 
 
-def _check_tensors(tensors: Mapping[str, Region], rows: _Rows) -> None:
-    """Raises InvalidArgument unless names, dtypes and counts in the file match `tensors`."""
+def _check_tensors(tensors: Mapping[str, Region], rows: _Rows, metadata: Mapping[str, str]) -> None:
+    """Raises InvalidArgument unless names, dtypes and counts in the file match `tensors`, and those which are the same
+    memory have the same contents."""
     missing, extra = sorted(tensors.keys() - rows.keys()), sorted(rows.keys() - tensors.keys())
     if missing or extra:
         raise InvalidArgument(
@@ -273,6 +281,13 @@ def _check_tensors(tensors: Mapping[str, Region], rows: _Rows) -> None:
         if (dtype, found) != (wanted, count):
             raise InvalidArgument(
                 f"tensor {name!r} has {count} elements of {wanted}, in the checkpoint {found} of {dtype}"
+            )
+    tied: dict[tuple[str, int, int], str] = {}
+    for name in sorted(tensors):
+        other = tied.setdefault(tensors[name].address_range(), name)
+        if metadata.get(f"blake3:{name}") != metadata.get(f"blake3:{other}"):
+            raise InvalidArgument(
+                f"tensors {other!r} and {name!r} are the same memory, but their contents in the checkpoint differ"
             )
 
 
@@ -314,11 +329,15 @@ def _real_path(path: str | os.PathLike[str]) -> str:
     """The path with symbolic links resolved."""
     try:
         text = os.fsdecode(path)
+        os.fsencode(text)
     except TypeError:
         raise InvalidArgument(f"a path is a text or an os.PathLike, not a {type(path).__name__}") from None
+    except UnicodeError:  # A lone surrogate.
+        raise InvalidArgument(f"{path!a} is no path of a file") from None
     if not text or "\0" in text:
         raise InvalidArgument(f"{text!r} is no path of a file")
-    return os.path.realpath(text)
+    with _system_errors(text):  # The working directory may have been removed.
+        return os.path.realpath(text)
 
 
 @contextmanager

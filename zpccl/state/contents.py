@@ -208,6 +208,27 @@ class Contents:
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
+    def conflict(self) -> str:
+        """Says which tensors have the same memory here, but different elected contents; "" if none. All are here."""
+        found: dict[tuple[str, int, int], int] = {}
+        for key, region in enumerate(self._regions):
+            other = found.setdefault(region.address_range(), key)
+            if not self.wanted.keys() & {key, other} or key == other:
+                continue
+            if self._elected(key) != self._elected(other):
+                names = f"{self.keys[other]!r} and {self.keys[key]!r}"
+                return f"tensors {names} are the same memory here, but their elected contents differ"
+        return ""
+
+    def _elected(self, key: int) -> bytes:
+        """The concatenated digests of all blocks of the elected contents."""
+        if key not in self.wanted:
+            return b"".join(self._own[key])
+        if key in self._lists:
+            return self._lists[key]
+        block = self._staged[key, 0]
+        return self._zeros((key, 0)) if block is None else block_digest(block, self._kind)
+
     def write(self) -> None:
         """Writes the staged blocks to the tensors. May be called again after it has raised.
 

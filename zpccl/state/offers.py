@@ -25,6 +25,7 @@ import mmap
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
@@ -126,6 +127,16 @@ class CopyPool:
         """Returns memory that is not used any more."""
         with self._lock:
             self._free.append(memory)
+
+    def trim(self, sizes: Iterable[int]) -> None:
+        """Unmaps what tensors of these sizes have no use for."""
+        wanted = Counter(sizes)
+        with self._lock:
+            free, self._free = self._free, []
+            for memory in free:
+                if wanted[len(memory)]:
+                    wanted[len(memory)] -= 1
+                    self._free.append(memory)
 
     def clear(self) -> None:
         """Unmaps all memory that is not in use."""
@@ -378,6 +389,7 @@ class Prefetch:
         self._gone: dict[bytes, int] = {}  # By peer: number of its last offer that has ended.
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
+        self.revision: int | None = None  # What `run` returns, even if it is interrupted after all was written.
         self.rx_bytes = 0
 
     # --- For the loop -----------------------------------------------------------------------------------------------
@@ -474,7 +486,7 @@ class Prefetch:
             free = {entry.key: entry.digest for entry in first.entries if entry.key in self._may_differ}
             rest = {entry.key: entry.digest for entry in first.entries if entry.key not in self._may_differ}
             alike = [peer for peer, catalog in sources.items() if catalog.entries == first.entries]
-            if (not free or self._fetch(alike, free)) and self._fetch(list(sources), rest):
+            if (not free or self._fetch(alike, free)) and self._fetch(list(sources), rest, first.revision):
                 return first.revision
         return None
 
@@ -506,8 +518,8 @@ class Prefetch:
         self._numbers = {peer: self._told[peer][0] for peer in best[1]}
         return best[1]
 
-    def _fetch(self, sources: list[bytes], wanted: dict[str, bytes]) -> bool:
-        """Fetches these keys. False: the fetch failed."""
+    def _fetch(self, sources: list[bytes], wanted: dict[str, bytes], revision: int | None = None) -> bool:
+        """Fetches these keys, the last ones of `revision`. False: the fetch failed."""
         transfer = StateTransfer(self._regions, self._post, self._report, self._kind, on_moved=self._on_moved)
         missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
         with self._lock:
@@ -525,6 +537,8 @@ class Prefetch:
                 transfer.end(commit=True)
             transfer.run()
         finally:
+            if transfer.is_written:
+                self.revision = revision
             _close(self._engine, numbers)
             with self._lock:
                 self._transfer = None
@@ -555,6 +569,9 @@ class Prefetch:
             self._dropped = tuple(dropped)
             transfer = self._transfer
         assert transfer is not None
+        if fault == transfer.own_id:  # Whoever sends it.
+            logger.warning("the prefetch is given up: %s", error)
+            self.stop()
         transfer.end(commit=not error)
 
     def _post(self, peer: bytes, channel: int, head: Any, body: Any, queue_max: int) -> bool:
@@ -587,6 +604,7 @@ class Offers:
         self._prefetch: Prefetch | None = None
         self._waiting: dict[bytes, None] | None = None  # Peers that asked while an offer is being made.
         self._is_closed = False
+        self._malformed: set[bytes] = set()  # Peers whose malformed messages are in the log.
         self._pool = CopyPool()
 
     # --- For users' threads -----------------------------------------------------------------------------------------
@@ -604,6 +622,7 @@ class Offers:
         """Replaces the offer by a new one, which reuses the memory of its copies."""
         with self._calls, self._renewing():
             self._replace(None)
+            self._pool.trim(region.nbytes for region in regions.values())
             lent = {key: LentRegion(region, self._pool) for key, region in regions.items()}
             if copy:
                 for region in lent.values():
@@ -611,7 +630,11 @@ class Offers:
             self._last_number = (self._last_number + 1) % FREE_CHANNEL + FREE_CHANNEL
             offer = Offer(self._last_number, revision, lent, may_differ, kind, self._engine, upload)
             self._replace(offer)
-            offer.start()
+            try:
+                offer.start()
+            except BaseException:  # Ctrl-C, or there is no thread to be had: joiners would wait for an answer.
+                self._replace(None)
+                raise
             return offer
 
     @contextmanager
@@ -678,7 +701,10 @@ class Offers:
             if number == DIGEST_CHANNEL:
                 raise struct.error("the number of no offer")
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
-            return logger.warning("malformed message about offers from peer %s", peer.hex())
+            if peer not in self._malformed:
+                self._malformed.add(peer)
+                logger.warning("malformed message about offers from peer %s", peer.hex())
+            return None
         except OSError:
             return None  # The engine is closed.
         _, prefetch = self._both()
@@ -713,6 +739,7 @@ class Offers:
 
     def lose_link(self, peer: bytes, *, is_gone: bool = False) -> None:
         """The link to another peer is lost, or (`is_gone`) the peer has left the run."""
+        self._malformed.discard(peer)
         offer, prefetch = self._both()
         if offer is not None:
             offer.lose_link(peer)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -109,6 +110,7 @@ class StateTransfer:
 
     Attributes:
         digests: the digest of each tensor, computed by the constructor.
+        own_id: of this peer.
         mailbox: takes the messages of the channel.
         is_written: the sync was committed, and the tensors hold the elected contents.
         tx_bytes, rx_bytes: bytes sent and received.
@@ -129,7 +131,7 @@ class StateTransfer:
         self.digests = self._contents.digests
         self._post_message = post
         self._report = report
-        self._own_id = own_id
+        self.own_id = own_id
         self._on_moved = on_moved
         self.mailbox = Mailbox()
         self._plan: _Start | None = None
@@ -202,10 +204,12 @@ class StateTransfer:
 
     def run(self) -> None:
         """Fetches and serves until the sync is over."""
+        items: deque[_Item] = deque()
         try:
             end: _End | None = None
             while end is None:
-                end = self._handle_all(self._wait())
+                items.extend(self._wait())
+                end = self._handle_all(items)
                 if end is None:
                     self._go_on(time.monotonic_ns())
             self._workers.close()
@@ -213,6 +217,10 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
+            for item in items:  # Who keeps the traceback of an interrupt keeps them alive, and the engine has a bound.
+                if isinstance(item, MessageReceived):
+                    item.body.release()
+            del self._server  # It refers to this object, so what was fetched would wait for the collector of garbage.
 
     def _wait(self) -> list[_Item]:
         """Waits for the mailbox or the next deadline; returns the items."""
@@ -226,8 +234,10 @@ class StateTransfer:
             deadlines.append(self._told_ns + limits.STATE_ANNOUNCE_INTERVAL_NS)
         return self.mailbox.take(min(deadlines))
 
-    def _handle_all(self, items: list[_Item]) -> _End | None:
-        for item in items:
+    def _handle_all(self, items: deque[_Item]) -> _End | None:
+        """Takes the items and handles them, up to the end of the sync."""
+        while items:
+            item = items.popleft()
             if isinstance(item, _End):
                 return item
             if isinstance(item, _Start):
@@ -299,9 +309,8 @@ class StateTransfer:
             self._drop(peer, error.message)
         except OSError:
             pass  # The engine is closed: end() will follow.
-        finally:
-            if not is_kept:
-                body.release()
+        if not is_kept:  # After Ctrl-C a worker may have it or not: who drops it last releases it.
+            body.release()
 
     def _on_message(self, peer: bytes, message: Want | Have | Request | BlockList) -> None:
         counts = self._contents.counts
@@ -426,7 +435,8 @@ class StateTransfer:
         dropped = tuple(swarm.dropped.items())
         if swarm.is_done:
             self._is_reported = True
-            self._report(self._plan.attempt_id, "", None, dropped)
+            conflict = self._contents.conflict()
+            self._report(self._plan.attempt_id, conflict, self.own_id if conflict else None, dropped)
         elif swarm.has_failed:
             self._is_reported = True
             fault, reason = dropped[-1] if dropped else (None, "nobody has it")
@@ -448,13 +458,13 @@ class StateTransfer:
             if self._has_changed:
                 return
             self._has_changed = True
-            self._report(self._plan.attempt_id, result.error.message, self._own_id, ())
+            self._report(self._plan.attempt_id, result.error.message, self.own_id, ())
         elif result.error is not None:
             self._fail(f"state cannot be sent: {result.error!r}")
 
     def _on_want(self, peer: bytes) -> None:
         """Announces all blocks of this peer to a fetcher that has sent Want; new ones follow in _announce()."""
-        if peer in self._followers:
+        if self._plan is None or peer in self._followers:  # None: nobody that is told of this peer asks so early.
             return
         if self._swarm is None or self._swarm.is_done:
             self._tell(peer, Have(True, ()))

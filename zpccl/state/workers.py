@@ -30,7 +30,7 @@ class Workers:
     A job handles its own errors.
 
     Args:
-        count: maximum number of threads. 0: `finish` runs all jobs in the calling thread.
+        count: maximum number of threads. 0, or no thread can be started: jobs run in the calling thread.
     """
 
     def __init__(self, count: int) -> None:
@@ -39,13 +39,19 @@ class Workers:
         self._threads: list[tuple[threading.Thread, threading.Event]] = []  # Each with its end.
 
     def submit(self, job: Job) -> None:
-        """Queues a job."""
+        """Queues a job, or runs it where there are no threads."""
         self._jobs.put(job)
         if len(self._threads) < self.count:
             ended = threading.Event()
             thread = threading.Thread(target=self._work, args=(ended,), name="zpccl-state", daemon=True)
             self._threads.append((thread, ended))
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # The system has no more of them: those that are there have to do.
+                self._threads.pop()
+                self.count = len(self._threads)
+        if not self.count:
+            self.finish()
 
     def finish(self) -> None:
         """Helps with the queued jobs, waits until all are done, and ends the threads."""
