@@ -207,8 +207,13 @@ def print_row(record: Record) -> None:
 def main() -> int:
     """Plays the demo; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="outer steps (default 30)")
-    parser.add_argument("--inner-steps", type=int, default=150, help="inner steps of each (default 150)")
+    parser.add_argument("--steps", type=int, default=30, help="outer steps, 12 or more (default 30)")
+    parser.add_argument(
+        "--inner-steps",
+        type=int,
+        default=150,
+        help="inner steps of each; with few of them the run may end before the newcomer is in (default 150)",
+    )
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the plot (default demo.png)")
     args = parser.parse_args()
     if args.steps < 12:

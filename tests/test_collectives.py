@@ -71,7 +71,7 @@ def test_broadcast(runs: dict[int, Run], size: int, dtype: Any) -> None:
         def send(comm: zpccl.Communicator, root: zpccl.Communicator = root) -> tuple[Array, int]:
             tensor = array_of(run, comm, dtype=dtype).reshape(7, -1 if comm is root else 143)
             tensor.setflags(write=comm is not root)
-            info = comm.broadcast(tensor, is_root=comm is root, tag=3)
+            info = comm.broadcast(tensor, is_root=np.bool_(comm is root), tag=3)  # type: ignore[arg-type]
             return tensor, info.local_world_size
 
         for tensor, world_size in run.all(send):

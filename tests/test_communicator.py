@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import gc
 import inspect
 import itertools
@@ -672,8 +673,39 @@ def test_a_bad_descriptor_is_refused_before_the_first_begins(trio: Run) -> None:
     for in_flight in (0, -1, 1.5, True, "4"):
         with pytest.raises(zpccl.InvalidArgument, match="max_in_flight"):
             one.all_reduce_multiple_with_retry(good, max_in_flight=in_flight)  # type: ignore[arg-type]
+    no_descriptor = zpccl.ReduceOpDescriptor(ones(), ones(), None)  # type: ignore[arg-type]
+    for wrong in (None, 5, [5], [ones()], [no_descriptor]):
+        with pytest.raises(zpccl.InvalidArgument, match=r"Descriptor|descriptors"):
+            one.all_reduce_multiple_with_retry(wrong)  # type: ignore[arg-type]
     assert one.all_reduce_multiple_with_retry([]).tx_bytes == 0
     assert not is_waiting(one)
+
+
+def test_descriptors_may_come_from_a_generator(trio: Run) -> None:
+    arrays = {comm: ones() for comm in trio.comms}
+    trio.all(lambda comm: comm.all_reduce_multiple_with_retry(each for each in descriptors([arrays[comm]])))  # type: ignore[arg-type]
+    assert all((array == 3).all() for array in arrays.values())
+
+
+def test_numbers_of_numpy_are_numbers(trio: Run) -> None:
+    def reduce(comm: zpccl.Communicator) -> Any:
+        return comm.all_reduce(ones(), op=np.int64(ReduceOp.SUM), tag=np.uint8(3), timeout=np.float32(60))
+
+    assert all((result == 3).all() for result in trio.all(reduce))
+    comm = zpccl.Communicator(heartbeat_timeout=np.int64(5), upload_limit=np.float32(5e6))
+    assert comm._heartbeat_timeout_ns == 5 * limits.SECOND
+
+
+def test_a_communicator_stays_in_its_process(trio: Run) -> None:
+    for function in (pickle.dumps, copy.copy):
+        with pytest.raises(zpccl.InvalidUsage, match="one in each process"):
+            function(trio.comms[0])
+
+
+def test_a_closed_communicator_is_not_entered(pair: Run) -> None:
+    pair.comms[1].close()
+    with pytest.raises(zpccl.InvalidUsage, match="closed"), pair.comms[1]:
+        pytest.fail("entered")
 
 
 # --- Arguments ------------------------------------------------------------------------------------------------------
@@ -710,7 +742,7 @@ BAD_TENSORS: dict[str, tuple[tuple[Any, ...], str]] = {
     "other byte order": ((ones(4, ">f4"),), "native order"),
     "records": ((np.zeros(3, "i4,f4"),), "not supported"),
     "recv too short": ((ones(5), ones(4)), "recv has 4 elements, send has 5"),
-    "recv of another dtype": ((ones(5), ones(5, np.int32)), "INT32"),
+    "recv of another dtype": ((ones(5), ones(5, np.int32)), "INT32, but send has FLOAT"),
     "overlapping": ((shared[:100], shared[50:150]), "share"),
 }
 
@@ -732,18 +764,40 @@ def test_a_read_only_send_is_fine_unless_in_place(trio: Run) -> None:
         trio.comms[0].all_reduce(array, array, op=ReduceOp.SUM)
 
 
+class OtherOp(enum.Enum):
+    """As torch.distributed.ReduceOp: its MIN has the number of our MAX, and compares equal to it."""
+
+    MIN = 3
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.value
+
+    def __hash__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
+
+
 BAD_KEYWORDS: list[tuple[dict[str, Any], str]] = [
     ({"op": "sum"}, "ReduceOp"),
     ({"op": 9}, "ReduceOp"),
     ({"op": [1]}, "ReduceOp"),
     ({"op": None}, "ReduceOp"),
+    ({"op": np.ones(2, int)}, "ReduceOp"),
+    ({"op": OtherOp.MIN}, "ReduceOp"),
+    ({"tag": np.ones(2, int)}, "tag"),
+    ({"timeout": "1"}, "timeout"),
+    ({"timeout": np.float32("inf")}, "timeout"),
     ({"tag": -1}, "tag"),
     ({"tag": 2**64}, "tag"),
     ({"tag": 1.0}, "tag"),
     ({"tag": "1"}, "tag"),
     ({"tag": True}, "tag"),
     ({"operand_descriptor": DataType.FLOAT}, "operand_descriptor"),
-    ({"operand_descriptor": zpccl.ReduceOperandDescriptor(DataType.DOUBLE)}, "DOUBLE"),
+    ({"operand_descriptor": zpccl.ReduceOperandDescriptor(DataType.DOUBLE)}, "its descriptor says DOUBLE"),
+    ({"operand_descriptor": zpccl.ReduceOperandDescriptor(np.float32)}, "not a zpccl.DataType"),  # type: ignore[arg-type]
+    ({"operand_descriptor": zpccl.ReduceOperandDescriptor("float32")}, "not a zpccl.DataType"),  # type: ignore[arg-type]
     ({"quantization_options": QuantizationAlgorithm.MIN_MAX}, "quantization_options"),
     ({"quantization_options": QuantizationOptions(DataType.UINT16)}, "UINT8, INT8, UINT4, INT4"),
     ({"quantization_options": QuantizationOptions(block_size=0)}, "block_size"),

@@ -194,7 +194,13 @@ def test_who_does_not_vote_is_removed_where_there_is_a_straggler_timeout() -> No
         second.close()
 
 
-@pytest.mark.parametrize("seconds", [0, 0.9, -1, float("nan")])
-def test_a_straggler_timeout_that_is_too_short(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0, 0.9, -1, float("nan"), "5", [1]])
+def test_a_straggler_timeout_that_cannot_be_right(seconds: Any) -> None:
     with pytest.raises(zpccl.InvalidArgument, match="straggler_timeout"):
         zpccl.MasterNode("127.0.0.1:0", straggler_timeout=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", [1]])
+def test_a_recovery_grace_that_cannot_be_right(seconds: Any) -> None:
+    with pytest.raises(zpccl.InvalidArgument, match="recovery_grace"):
+        zpccl.MasterNode("127.0.0.1:0", recovery_grace=seconds)

@@ -291,8 +291,9 @@ def test_offers_end(joining: Joining) -> None:
     is_open.append(second.is_open)
     assert is_open == [True, False, True, False]
     second.before_write()
-    with pytest.raises(zpccl.InvalidArgument, match="nothing"):
-        second.before_write(["nothing"])
+    for names in ("nothing", ["nothing"]):
+        with pytest.raises(zpccl.InvalidArgument, match="'nothing'"):
+            second.before_write(names)
 
 
 def test_bad_arguments(joining: Joining) -> None:

@@ -78,7 +78,9 @@ def test_bfloat16_is_not_numpys() -> None:
         DataType.BFLOAT16.to_numpy_dtype()
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "bool", "U4", "O", "datetime64[s]", ">f4", ">i8", np.dtype("f4,i4")])
+@pytest.mark.parametrize(
+    "dtype", ["complex64", "bool", "U4", "O", "datetime64[s]", ">f4", ">i8", np.dtype("f4,i4"), "?!", 5]
+)
 def test_other_numpy_dtypes_are_refused(dtype: object) -> None:
     with pytest.raises(InvalidArgument, match=r"supported are uint8, .*, float64"):
         DataType.from_numpy_dtype(dtype)
@@ -106,6 +108,8 @@ def test_device_types() -> None:
     assert DeviceType.from_torch_device_type("cuda") is DeviceType.CUDA
     with pytest.raises(InvalidArgument, match="'mps' is not supported; use cpu or cuda"):
         DeviceType.from_torch_device_type("mps")
+    with pytest.raises(InvalidArgument, match="not supported"):
+        DeviceType.from_torch_device_type(["cpu"])  # type: ignore[arg-type]
 
 
 def test_defaults_are_those_of_pccl() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from zpccl import limits
-from zpccl.caller import checked_int
+from zpccl.caller import checked_int, is_member
 from zpccl.control.calls import PendingCall, part_of
 from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, is_on_gpu, local_tensor, new_tensor, view
 from zpccl.errors import InvalidArgument, PeerLost
@@ -26,6 +26,7 @@ from zpccl.types import (
     QuantizationAlgorithm,
     QuantizationOptions,
     QuantizedDataType,
+    ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
     ReduceOpDescriptor,
@@ -82,11 +83,11 @@ def all_reduce(
     if tensor is None:
         tensor, target = new_tensor(send, tuple(send.shape), source.datatype)
     else:
-        target = source if in_place else view(tensor, "recv", writable=True, reads=False, datatype=source.datatype)
+        target = source if in_place else view(tensor, "recv", writable=True, reads=False, like=source)
     if target.count != source.count:
         raise InvalidArgument(f"recv has {target.count} elements, send has {source.count}")
     if count is not None and count != source.count:
-        raise InvalidArgument(f"the descriptor says {count} elements, send has {source.count}")
+        raise InvalidArgument(f"the descriptor says {count!r} elements, send has {source.count}")
     if target.place != source.place and target.overlaps(source):
         raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
     # What is not used must be neither compared between peers nor checked.
@@ -100,7 +101,11 @@ def all_reduce(
 
 def all_reduce_of(descriptor: ReduceOpDescriptor, algorithm: str) -> Collective:
     """The all-reduce of a descriptor."""
+    if not isinstance(descriptor, ReduceOpDescriptor):
+        raise InvalidArgument(f"a {type(descriptor).__name__} where a ReduceOpDescriptor is due")
     reduce = descriptor.reduce_descriptor
+    if not isinstance(reduce, ReduceDescriptor):
+        raise InvalidArgument(f"reduce_descriptor is a {type(reduce).__name__}, not a ReduceDescriptor")
     return all_reduce(
         descriptor.send,
         descriptor.recv,
@@ -114,7 +119,7 @@ def all_reduce_of(descriptor: ReduceOpDescriptor, algorithm: str) -> Collective:
 
 
 def _check_quantization(options: QuantizationOptions, datatype: DataType) -> None:
-    if options.algorithm not in tuple(QuantizationAlgorithm):
+    if not is_member(options.algorithm, QuantizationAlgorithm):
         raise InvalidArgument(f"{options.algorithm!r} is not a QuantizationAlgorithm")
     if not datatype.is_floating:
         raise InvalidArgument(f"only floating-point tensors can be quantised, not {datatype.name}")
@@ -129,10 +134,10 @@ def _check_quantization(options: QuantizationOptions, datatype: DataType) -> Non
 
 def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective:
     """A broadcast."""
-    if not isinstance(is_root, bool):
+    if not isinstance(is_root, (bool, numpy.bool_)):
         raise InvalidArgument(f"is_root is {is_root!r}; say True on the peer whose tensor is sent, False on the others")
     memory = view(local_tensor(tensor), "tensor", writable=not is_root, reads=is_root)
-    spec = _spec(CollectiveKind.BROADCAST, tag, memory, is_root=is_root)
+    spec = _spec(CollectiveKind.BROADCAST, tag, memory, is_root=bool(is_root))
     return Collective(spec=spec, send=memory, recv=memory, restore=restore)
 
 
@@ -161,7 +166,7 @@ class _SizedByPeers(Collective):
 
     def __post_init__(self) -> None:
         if self.tensor is not None:
-            self.recv = view(self.tensor, "recv", writable=True, reads=False, datatype=self.send.datatype)
+            self.recv = view(self.tensor, "recv", writable=True, reads=False, like=self.send)
             if self.recv.overlaps(self.send):
                 raise InvalidArgument("send and recv share a part of their memory; pass separate tensors")
             self.recv_for(self.world_size, 0)
@@ -313,8 +318,8 @@ def _spec(
     algorithm: Algorithm = Algorithm.AUTO,
     rows: int = 0,
 ) -> CollectiveSpec:
-    if op not in tuple(ReduceOp):
-        raise InvalidArgument(f"op {op!r} is not a ReduceOp")
+    if not is_member(op, ReduceOp):
+        raise InvalidArgument(f"op {op!r} is not a zpccl.ReduceOp")
     return CollectiveSpec(
         tag=checked_int(tag, "tag", 0, limits.TAG_MAX),
         count=memory.count,
@@ -333,4 +338,8 @@ def _spec(
 def _datatype_of(operand: ReduceOperandDescriptor | None) -> DataType | None:
     if not isinstance(operand, ReduceOperandDescriptor | None):
         raise InvalidArgument(f"operand_descriptor is a {type(operand).__name__}")
-    return operand.datatype if operand is not None else None
+    if operand is None or operand.datatype is None:
+        return None
+    if not is_member(operand.datatype, DataType):
+        raise InvalidArgument(f"the datatype of operand_descriptor is {operand.datatype!r}, not a zpccl.DataType")
+    return DataType(operand.datatype)

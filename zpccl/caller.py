@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import functools
+import numbers
+import operator
 import os
 import threading
 import time
@@ -145,19 +148,46 @@ def _is_of_future(error: BaseException) -> bool:
     return frame.f_code is Future.exception.__code__
 
 
+def is_number(value: Any) -> bool:
+    """True for a real number of any type, numpy's among them."""
+    return isinstance(value, numbers.Real)
+
+
 def checked_int(value: Any, name: str, least: int, most: int | None = None) -> int:
     """A checked argument: a whole number of any type, but neither True nor False."""
-    is_int = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_int or value < least or (most is not None and value > most):
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
         bound = "on" if most is None else f"to {most}"
         raise InvalidArgument(f"{name} {value!r} is not an integer from {least} {bound}")
-    return int(value)
+    return number
+
+
+def is_member(value: Any, kind: type[enum.IntEnum]) -> bool:
+    """True for a member of an enum, or the number of one.
+
+    Not for those of other enums, which count otherwise: torch.distributed.ReduceOp.MIN has the number of our MAX.
+    """
+    if isinstance(value, kind):
+        return True
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, (bool, enum.Enum))
+    return is_number and value in tuple(kind)
 
 
 def checked_seconds(timeout: Any) -> float | None:
     """A checked `timeout=`: a number that a lock can wait for, or None."""
     if timeout is None:
         return None
-    if not isinstance(timeout, (int, float)) or not 0 <= timeout < float("inf"):
+    if not is_number(timeout) or not 0 <= timeout < float("inf"):
         raise InvalidArgument(f"timeout {timeout!r} is not a number of seconds, 0 or more; None waits without end")
     return min(float(timeout), threading.TIMEOUT_MAX)
+
+
+def checked_nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:
+    """A checked argument in seconds, up to a day."""
+    if not is_number(seconds) or not at_least_ns / limits.SECOND <= seconds <= 86_400:
+        bound = at_least_ns / limits.SECOND
+        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds from {bound:g} to 86,400")
+    return int(float(seconds) * limits.SECOND)

@@ -7,7 +7,7 @@ result that others have otherwise. `arguments.py` checks what the user gives; `C
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -395,11 +395,13 @@ class Collectives(Caller):
             InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
         """
         max_in_flight = checked_int(max_in_flight, "max_in_flight", 1)
-        tags = [descriptor.reduce_descriptor.tag for descriptor in descriptors]
-        if len(set(tags)) < len(tags):
-            raise InvalidArgument("descriptors must have different tags")
+        if not isinstance(descriptors, Iterable):
+            raise InvalidArgument(f"descriptors is a {type(descriptors).__name__}, not a list of ReduceOpDescriptor")
+        descriptors = tuple(descriptors)
         loop = self._connected()
         pending = [arguments.all_reduce_of(descriptor, algorithm) for descriptor in descriptors]
+        if len({descriptor.reduce_descriptor.tag for descriptor in descriptors}) < len(pending):
+            raise InvalidArgument("descriptors must have different tags")
         info = ReduceInfo(len(self._group_members()), 0, 0)
         tx_bytes = rx_bytes = 0
         for calls in _windows(pending, max_in_flight, lambda: limits.calls_in_flight_max(self._world_size()) // 2):

@@ -7,9 +7,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from zpccl import limits
+from zpccl.caller import checked_nanoseconds
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
-from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.errors import InvalidUsage
 from zpccl.state.workers import wait_for_end
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class MasterNode:
             this object any more. False: the end of the object waits for the master.
 
     Raises:
-        InvalidArgument: the secret or the file is malformed, or the straggler timeout is below 1 s.
+        InvalidArgument: the secret or the file is malformed, the straggler timeout is not from 1 s to a day, or the
+            recovery grace not up to a day.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class MasterNode:
         straggler_timeout: float | None = None,
         daemon: bool = False,
     ) -> None:
-        if straggler_timeout is not None and not straggler_timeout * limits.SECOND >= limits.STRAGGLER_TIMEOUT_MIN_NS:
-            raise InvalidArgument(f"straggler_timeout is {straggler_timeout} s; at least 1 s is needed")
+        if straggler_timeout is not None:
+            checked_nanoseconds(straggler_timeout, "straggler_timeout", limits.STRAGGLER_TIMEOUT_MIN_NS)
+        if recovery_grace is not None:
+            checked_nanoseconds(recovery_grace, "recovery_grace", 0)
         self._listen_address = listen_address
         self._keys = master_keys(secret, allow_file=allow)
         self._recovery_grace = recovery_grace

@@ -6,6 +6,7 @@ importing this module is cheap.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from dataclasses import dataclass, field
@@ -123,10 +124,11 @@ class DataType(enum.IntEnum):
         """
         import numpy as np
 
-        dtype = np.dtype(dtype)
-        found = _of_numpy(dtype)
-        if found is not None:
-            return found
+        with contextlib.suppress(TypeError):  # Of what numpy knows no dtype for.
+            dtype = np.dtype(dtype)
+            found = _of_numpy(dtype)
+            if found is not None:
+                return found
         raise InvalidArgument(f"dtype {dtype} is not supported; supported are {', '.join(_FROM_NAME)} in native order")
 
     @classmethod
@@ -172,7 +174,7 @@ class DeviceType(enum.IntEnum):
         """
         try:
             return {"cpu": cls.CPU, "cuda": cls.CUDA}[device_type]
-        except KeyError:
+        except (KeyError, TypeError):
             raise InvalidArgument(f"device type {device_type!r} is not supported; use cpu or cuda") from None
 
 
@@ -328,7 +330,7 @@ class ReduceInfo:
         local_world_size: number of peers that took part.
         tx_bytes: bytes that this peer sent, headers included.
         rx_bytes: bytes that this peer received, headers included.
-        algorithm: RING or DIRECT, as planned; of several tensors that of the last one.
+        algorithm: RING, DIRECT, ONE_SHOT or TREES, as planned; of several tensors that of the last one.
     """
 
     local_world_size: int

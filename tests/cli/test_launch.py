@@ -132,6 +132,7 @@ def test_chaos_is_parsed() -> None:
         (["-n", "2"], "no program"),
         (["-n", "0", "--", "true"], "-n 0 is not"),
         (["-n", "1", "--", "/nowhere/program"], "cannot start /nowhere/program"),
+        (["-n", "1", "--master", "nowhere", "--", "true"], "master address 'nowhere'"),
         (["-n", "1", "--chaos", "all", "--", "true"], "kill=30s"),
     ],
 )

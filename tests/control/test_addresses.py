@@ -67,7 +67,7 @@ def test_listen_options(text: str | None, host: str, ports: range) -> None:
     assert parse_listen(text) == (host, ports)
 
 
-@pytest.mark.parametrize("text", ["h:", "h:x", "h:9-5", "h:5-70000", "h:-5", "h:5-"])
+@pytest.mark.parametrize("text", ["h:", "h:x", "h:9-5", "h:5-70000", "h:-5", "h:5-", "48149", "48149-48156"])
 def test_bad_listen_options(text: str) -> None:
     with pytest.raises(InvalidArgument, match="listen"):
         parse_listen(text)

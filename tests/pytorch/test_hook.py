@@ -155,6 +155,8 @@ def test_parameters_of_another_model_are_refused() -> None:
             step(hook.fault_tolerant_hook(run.comms[0], parameters), parameters, 1.0, [[0]])
         with pytest.raises(zpccl.InvalidArgument):
             hook.fault_tolerant_hook(run.comms[0], [])
+        with pytest.raises(zpccl.InvalidArgument, match="not a Communicator"):
+            hook.fault_tolerant_hook(None, parameters)
 
 
 PROGRAM = """

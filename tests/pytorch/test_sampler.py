@@ -75,18 +75,20 @@ def test_the_order_is_the_one_of_all_versions_of_numpy() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     sampler = ElasticSampler(10)
-    for wrong in ((2, ["a"], "b"), (2, ["a", "a"], "a"), (0, ["a"], "a")):
-        with pytest.raises(zpccl.InvalidArgument):
-            sampler.take(*wrong)
     with pytest.raises(zpccl.InvalidUsage):
         sampler.commit(["a"])
+    calls = ((2, ["a"], "b"), (2, ["a", "a"], "a"), (0, ["a"], "a"), ("2", ["a"], "a"), (2.0, ["a"], "a"))
+    for wrong in calls:
+        with pytest.raises(zpccl.InvalidArgument):
+            sampler.take(*wrong)
+    assert len(sampler.take(np.uint8(200), ["a", "b"], "a")) == 5  # 2 times 200 are 400.
     sampler.take(2, ["a"], "a")
     with pytest.raises(zpccl.InvalidArgument, match="'b'"):
         sampler.commit(["a", "b"])
     sampler.commit(["a"])
     with pytest.raises(zpccl.InvalidUsage):
         sampler.commit(["a"])
-    for length, seed in ((0, 0), (2**40, 0), (5, -1)):
+    for length, seed in ((0, 0), (2**40, 0), (5, -1), ("5", 0), (5, 1.0)):
         with pytest.raises(zpccl.InvalidArgument):
             ElasticSampler(length, seed=seed)
 

@@ -11,6 +11,7 @@ from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.cli import doctor
 from zpccl.cli.launch import Chaos, Launcher, parse_chaos
+from zpccl.control.addresses import parse_masters
 from zpccl.control.keys import checked_name, new_private_key, new_secret, public_key_of
 from zpccl.errors import InvalidArgument, PCCLError
 
@@ -43,7 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
         "line that they print is prefixed with the number of its process. Ctrl-C ends all. A process that fails does "
         "not end the others; the exit status is that of the first that failed.",
     )
-    launch.add_argument("-n", dest="count", type=int, default=2, help="processes (default %(default)s)")
+    launch.add_argument(
+        "-n", dest="count", metavar="PROCESSES", type=int, default=2, help="how many (default %(default)s)"
+    )
     launch.add_argument(
         "--master",
         metavar="HOST:PORT",
@@ -81,6 +84,8 @@ def _launch(options: argparse.Namespace) -> int:
     if not program:
         raise InvalidArgument("there is no program to launch; give it after --")
     count = checked_int(options.count, "-n", 1, limits.LAUNCH_PROCESSES_MAX)
+    if options.master:
+        parse_masters(options.master)
     chaos = parse_chaos(options.chaos) if options.chaos else Chaos()
     return Launcher(program, count, options.master, chaos).run()
 

@@ -88,6 +88,8 @@ def parse_listen(text: str | None) -> tuple[str, range]:
     text = str(text)
     host, separator, ports = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not separator:
+        if re.fullmatch(r"[\d-]+", text):
+            raise InvalidArgument(f'listen {text!r} is not of the form "host:port" or "host:first-last"; try ":{text}"')
         host, ports = text, f"{limits.PEER_PORT_FIRST}-{limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT - 1}"
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", ports)
     if match is None or int(match[2] or match[1]) > 65535 or int(match[2] or match[1]) < int(match[1]):

@@ -70,15 +70,24 @@ def local_tensor(tensor: Any) -> Any:
     return tensor.to_local() if module is not None and isinstance(tensor, module.DTensor) else tensor
 
 
-def view(tensor: Any, name: str, *, writable: bool, reads: bool = True, datatype: DataType | None = None) -> TensorView:
+def view(
+    tensor: Any,
+    name: str,
+    *,
+    writable: bool,
+    reads: bool = True,
+    datatype: DataType | None = None,
+    like: TensorView | None = None,
+) -> TensorView:
     """The memory of a numpy array or a torch tensor, on the CPU or a GPU.
 
     Args:
-        tensor: C-contiguous, with at least one element.
+        tensor: C-contiguous; may be empty.
         name: of the argument, for error messages.
         writable: the memory will be written.
         reads: its contents are used.
         datatype: what the caller says the elements are. BFLOAT16 may be said of uint16 arrays, which numpy needs.
+        like: of `send`, whose elements it must have.
 
     Raises:
         InvalidArgument: the tensor cannot be used; the text says why and what to do.
@@ -89,11 +98,13 @@ def view(tensor: Any, name: str, *, writable: bool, reads: bool = True, datatype
         found = _view_numpy(tensor, name, writable)
     else:
         raise InvalidArgument(f"{name} is a {type(tensor).__name__}; give a numpy array or a torch tensor")
+    datatype = like.datatype if like is not None else datatype
     if datatype is None or datatype == found.datatype:
         return found
     if (datatype, found.datatype) == (DataType.BFLOAT16, DataType.UINT16):
         return TensorView(tensor, found.address, found.count, DataType.BFLOAT16)
-    raise InvalidArgument(f"{name} has elements of {found.datatype.name}, but its descriptor says {datatype.name}")
+    other = "send has" if like is not None else "its descriptor says"
+    raise InvalidArgument(f"{name} has elements of {found.datatype.name}, but {other} {datatype.name}")
 
 
 def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[Any, TensorView]:
@@ -131,7 +142,8 @@ def _view_numpy(array: Any, name: str, writable: bool) -> TensorView:
     if not array.flags.c_contiguous:
         raise InvalidArgument(f"{name} is not contiguous; use numpy.ascontiguousarray and copy the result back")
     if writable and not array.flags.writeable:
-        raise InvalidArgument(f"{name} is read-only; pass a writable array, or leave recv out to get a new one")
+        advice = ", or leave recv out to get a new one" if name in ("send", "recv") else ""
+        raise InvalidArgument(f"{name} is read-only; pass a writable array{advice}")
     return TensorView(array, array.ctypes.data, array.size, datatype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -24,3 +25,6 @@ def log_as_environment_says() -> None:
     level = os.environ.get("ZPCCL_LOG_LEVEL", "").lower()
     if level in LEVELS:
         log_to_stderr(level)
+    elif level:
+        text = f"ZPCCL_LOG_LEVEL is {level!r}, not one of {', '.join(LEVELS)}; zpccl logs nothing by itself"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -58,7 +58,7 @@ def _state(snapshot: Snapshot) -> Iterator[Metric]:
     yield _by_group("zpccl_pending_peers", "Peers that wait to be admitted.", snapshot.pending)
     yield GaugeMetricFamily("zpccl_epoch", "Number of the member list.", snapshot.epoch)
     yield GaugeMetricFamily("zpccl_term", "Number of this master among those of the run.", snapshot.term)
-    text = "1 while the master looks for peers of an earlier one."
+    text = "1 until it leads a run: after a start, and always at a standby."
     yield GaugeMetricFamily("zpccl_recovering", text, int(snapshot.is_recovering))
     text = "Collectives that wait for votes or links."
     yield GaugeMetricFamily("zpccl_collectives_voting", text, snapshot.collectives_voting)

@@ -242,17 +242,19 @@ class Offer:
         """True until it is withdrawn, replaced, or its memory was modified without `before_write`."""
         return not self._is_over
 
-    def before_write(self, names: Iterable[str] | None = None) -> None:
+    def before_write(self, names: Iterable[str] | str | None = None) -> None:
         """Copies tensors that are about to be written, so that the offer keeps their present contents.
 
         Does nothing for tensors that were copied before, by this method or by `offer_state`.
 
         Args:
-            names: of the tensors; None: all.
+            names: of the tensors, or of one; None: all.
 
         Raises:
             InvalidArgument: there is no tensor of that name.
         """
+        if isinstance(names, str):
+            names = [names]
         for name in self._regions if names is None else names:
             if name not in self._regions:
                 raise InvalidArgument(f"no tensor {name!r} is offered")

@@ -45,7 +45,8 @@ def fault_tolerant_hook(
         tag: of the all-reduces, one for each dtype there is: they take as many tags from here on.
 
     Raises:
-        InvalidArgument: there is no parameter that has a gradient, or they are on several devices.
+        InvalidArgument: there is no parameter that has a gradient, they are on several devices, or `communicator` is
+            none.
     """
     return FaultTolerantHook(communicator, parameters, samples, tag)
 
@@ -60,6 +61,8 @@ class FaultTolerantHook:
     def __init__(
         self, communicator: Communicator, parameters: Iterable[Any], samples: Callable[[], float] | None, tag: int
     ) -> None:
+        if not isinstance(communicator, Communicator):
+            raise InvalidArgument(f"communicator is a {type(communicator).__name__}, not a Communicator")
         self.__name__ = self.__qualname__ = "fault_tolerant_hook"  # DDP logs it.
         self.peer_ids: tuple[str, ...] = ()
         self._communicator, self._samples, self._tag = communicator, samples, tag

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from zpccl import limits
+from zpccl.caller import checked_int
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.shared_state import TensorInfo
 
@@ -44,13 +45,10 @@ class ElasticSampler:
     """
 
     def __init__(self, length: int, *, seed: int = 0, shuffle: bool = True) -> None:
-        if not 1 <= length <= limits.TORCH_SAMPLES_MAX:
-            raise InvalidArgument(f"the length is {length}; it must be 1 to {limits.TORCH_SAMPLES_MAX}")
-        if not 0 <= seed < 2**32:
-            raise InvalidArgument(f"the seed is {seed}; it must be 0 to {2**32 - 1}")
-        self.length, self._seed, self._shuffle = length, seed, shuffle
+        self.length = checked_int(length, "length", 1, limits.TORCH_SAMPLES_MAX)
+        self._seed, self._shuffle = checked_int(seed, "seed", 0, 2**32 - 1), shuffle
         self._epoch = np.zeros(1, np.int64)
-        self._is_read = np.zeros((length + 7) // 8, np.uint8)
+        self._is_read = np.zeros((self.length + 7) // 8, np.uint8)
         self._order: tuple[int, Array] | None = None
         self._taken: dict[str, Array] | None = None
 
@@ -94,8 +92,7 @@ class ElasticSampler:
         """
         if peer not in members or len(set(members)) < len(members):
             raise InvalidArgument(f"{peer!r} must be one of the members, which must differ: {list(members)}")
-        if batch_size < 1:
-            raise InvalidArgument(f"batch_size is {batch_size}; at least 1 is needed")
+        batch_size = checked_int(batch_size, "batch_size", 1)
         places = self._next_places(batch_size * len(members))
         shares = np.array_split(places, len(members))
         self._taken = dict(zip(members, shares, strict=True))
