@@ -735,6 +735,7 @@ BAD_TENSORS: dict[str, tuple[tuple[Any, ...], str]] = {
     "every other": ((np.ones(10, np.float32)[::2],), "contiguous"),
     "recv not contiguous": ((ones(5), np.ones(10, np.float32)[::2]), "recv is not contiguous"),
     "read-only recv": ((ones(), read_only()), "recv is read-only"),
+    "masked": ((np.ma.masked_less(ones(), 0),), "masked array"),
     "bool": ((ones(4, bool),), "bool"),
     "complex": ((ones(4, complex),), "complex"),
     "object": ((np.array([None]),), "object"),

@@ -189,6 +189,7 @@ def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPa
             error = caught  # It refers to this frame, which refers to it.
         assert error is not None
 
+    gc.collect()  # What other tests have left.
     before = descriptor_count()
     monkeypatch.setattr(asyncio, "new_event_loop", no_descriptors)
     gc.disable()

@@ -14,7 +14,18 @@ import pytest
 from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
-from zpccl.state.offers import CHANNEL, Catalog, CopyPool, LentRegion, MessageKind, Offer, Offers, Prefetch
+from zpccl.state.digests import DIGEST_BYTES
+from zpccl.state.offers import (
+    CHANNEL,
+    Catalog,
+    CatalogEntry,
+    CopyPool,
+    LentRegion,
+    MessageKind,
+    Offer,
+    Offers,
+    Prefetch,
+)
 from zpccl.state.regions import region
 from zpccl.types import DigestKind
 
@@ -175,6 +186,22 @@ def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
 def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:
     deadline_ns = time.monotonic_ns() + 60 * SECOND
     return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net)
+
+
+def test_who_offers_the_contents_of_another_tensor_is_no_source(net: Net) -> None:
+    """Contents are alike by key. Else those who are right would seem to send wrong bytes."""
+    regions = {key: region(tensor(1), key) for key in "vw"}
+    own = Prefetch(regions, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND, net)
+    own.on_peers((A, B))
+    for peer, keys in ((A, "vw"), (B, "wv")):
+        own.on_link_up(peer)
+        entries = [
+            CatalogEntry(key, int(regions[key].datatype), regions[key].count, False, bytes([number]) * DIGEST_BYTES)
+            for number, key in enumerate(keys)
+        ]
+        own.on_told(peer, 9, Catalog(4, DigestKind.BLAKE3, tuple(entries)))
+    best = own._best()
+    assert best is not None and len(best) == 1
 
 
 def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:

@@ -67,7 +67,8 @@ def check_open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     peers = max(0, soft - 100) // limits.LINK_CONNECTIONS_FAR_DEFAULT
     text = (
-        f"{soft} open files, enough for {peers} far peers with {limits.LINK_CONNECTIONS_FAR_DEFAULT} connections each"
+        f"{soft} open files, enough for {peers} far peers with {limits.LINK_CONNECTIONS_FAR_DEFAULT} connections each,"
+        f" or {limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT} with BBR"
     )
     if soft == resource.RLIM_INFINITY or soft >= limits.OPEN_FILES_COUNT:
         return Finding("open files", Level.OK, text if soft != resource.RLIM_INFINITY else "no limit")

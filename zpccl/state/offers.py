@@ -509,10 +509,10 @@ class Prefetch:
             return None
 
     def _best(self) -> dict[bytes, Catalog] | None:
-        groups: dict[tuple[int, tuple[bytes, ...]], dict[bytes, Catalog]] = {}
+        groups: dict[tuple[int, tuple[tuple[str, bytes], ...]], dict[bytes, Catalog]] = {}
         for peer, (_, catalog) in sorted(self._told.items()):
             if catalog is not None and peer in self._linked and peer not in self._useless:
-                contents = tuple(entry.digest for entry in catalog.entries if not entry.may_differ)
+                contents = tuple((entry.key, entry.digest) for entry in catalog.entries if not entry.may_differ)
                 groups.setdefault((catalog.revision, contents), {})[peer] = catalog
         best = max(groups.items(), key=lambda group: (group[0][0], len(group[1])), default=None)
         if best is None:
