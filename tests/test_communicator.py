@@ -15,6 +15,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from decimal import Decimal
+from fractions import Fraction
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,7 @@ from e2e.local import Run, failure, finish, local_run
 
 import zpccl
 from zpccl import communicator, limits
+from zpccl.caller import checked_seconds
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
@@ -692,6 +695,7 @@ def test_numbers_of_numpy_are_numbers(trio: Run) -> None:
         return comm.all_reduce(ones(), op=np.int64(ReduceOp.SUM), tag=np.uint8(3), timeout=np.float32(60))
 
     assert all((result == 3).all() for result in trio.all(reduce))
+    assert checked_seconds(Fraction(10**400)) == checked_seconds(10**400) == threading.TIMEOUT_MAX
     comm = zpccl.Communicator(heartbeat_timeout=np.int64(5), upload_limit=np.float32(5e6))
     assert comm._heartbeat_timeout_ns == 5 * limits.SECOND
 
@@ -700,6 +704,32 @@ def test_a_communicator_stays_in_its_process(trio: Run) -> None:
     for function in (pickle.dumps, copy.copy):
         with pytest.raises(zpccl.InvalidUsage, match="one in each process"):
             function(trio.comms[0])
+
+
+def test_numbers_for_enums_in_a_sync(pair: Run) -> None:
+    """PCCL takes them, too."""
+
+    def sync(comm: zpccl.Communicator) -> None:
+        state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(ones(), "w")])
+        for strategy in (0, np.int64(0)):
+            comm.sync_shared_state(state, strategy)  # type: ignore[arg-type]
+            state.push_revision()
+
+    pair.all(sync)
+
+
+def test_a_communicator_is_entered_after_a_connect_that_failed() -> None:
+    """It connects anew."""
+    with zpccl.MasterNode("127.0.0.1:0", daemon=True) as node:
+        address = node.address
+    comm = zpccl.Communicator(address)
+    with pytest.raises(zpccl.MasterUnreachable):
+        comm.connect(n_attempts=1)
+    with zpccl.MasterNode(address, daemon=True), comm:
+        assert comm.world_size == 1
+        own = comm.peer_id
+        with comm:
+            assert comm.peer_id == own, "connected already"
 
 
 def test_a_closed_communicator_is_not_entered(pair: Run) -> None:
@@ -790,6 +820,7 @@ BAD_KEYWORDS: list[tuple[dict[str, Any], str]] = [
     ({"tag": np.ones(2, int)}, "tag"),
     ({"timeout": "1"}, "timeout"),
     ({"timeout": np.float32("inf")}, "timeout"),
+    ({"timeout": Decimal(1)}, "timeout"),
     ({"tag": -1}, "tag"),
     ({"tag": 2**64}, "tag"),
     ({"tag": 1.0}, "tag"),

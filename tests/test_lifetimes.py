@@ -28,7 +28,7 @@ import zpccl
 from zpccl.control import inflow, master_loop, zap
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine import engine as engines
-from zpccl.engine.engine import Engine
+from zpccl.engine.engine import Engine, check_rc
 from zpccl.protocol import events
 from zpccl.protocol.membership import Standing
 from zpccl.state.offers import Prefetch
@@ -363,3 +363,32 @@ def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: 
             assert select.select([b.fileno()], [], [], WAIT_S)[0], "the bound is reached"
             with interrupting(name, "call", 1, "engine.py"):
                 b.poll()
+
+
+def test_messages_that_were_polled_before_an_interrupt_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: also if its traceback is kept, as Jupyter does."""
+    a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=310_000) for _ in range(2))
+    near, far = socket.socketpair()
+    with a, b:
+        a.open_link(B, [near.detach()])
+        b.open_link(A, [far.detach()])
+        for engine in (a, b):
+            engine.open_channel(1)
+        kept: list[BaseException] = []
+
+        def interrupt(rc: int, function: str) -> int:
+            if not rc:
+                raise Stop
+            return check_rc(rc, function)
+
+        for _ in range(2):
+            for _ in range(3):
+                assert a.post_message(B, 1, b"", bytes(100_000), 2**30)
+            deadline = time.monotonic() + WAIT_S
+            while a.link_state(B).message_bytes:
+                assert time.monotonic() < deadline, "the bound is reached"
+                time.sleep(0.01)
+            with monkeypatch.context() as patch, pytest.raises(Stop) as raised:
+                patch.setattr("zpccl.engine.engine.check_rc", interrupt)
+                b.poll()
+            kept.append(raised.value)

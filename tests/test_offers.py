@@ -335,6 +335,23 @@ def test_tensors_of_the_same_memory_whose_offered_contents_differ(joining: Joini
     assert own.revision == 0 and not tied.any() and not array(own, "b").any()
 
 
+def test_tensors_of_the_same_memory_of_which_one_may_differ(joining: Joining) -> None:
+    """That one is fetched first, and the other one after it."""
+
+    def state(value: int, revision: int) -> zpccl.SharedState:
+        tied = np.full(COUNT, value, np.uint8)
+        infos = [zpccl.TensorInfo.from_numpy(tied, name, allow_content_inequality=name == "x") for name in "wx"]
+        made = zpccl.SharedState(infos)
+        made.revision = revision
+        return made
+
+    offers_of(joining, [state(7, 4), state(7, 4)])
+    own = state(1, 0)
+    joining.go_on.set()
+    joining.admit(joining.connect(own))
+    assert own.revision == 4 and (array(own, "w") == 7).all()
+
+
 def test_an_interrupt_after_a_prefetch_was_written_comes_too_late(
     joining: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

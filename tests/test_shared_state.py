@@ -376,3 +376,16 @@ def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:
     assert all("peer2: tensors 'a' and 'b' are the same memory" in str(error) for error in errors)
     assert [held(state) for state in states] == [[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]]
     assert [state.revision for state in states] == [1, 1, 0] and trio.comms[0].world_size == 3
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_tied_tensors_of_which_one_may_differ(trio: Run, revision: int) -> None:
+    """Where that one is not fetched it has no elected contents, and may get those of the other one."""
+    states = []
+    for number in range(3):
+        tied = np.full(3, number == 2, np.float32)
+        infos = [zpccl.TensorInfo.from_numpy(tied, name, allow_content_inequality=name == "b") for name in "ab"]
+        states.append(zpccl.SharedState(infos))
+        states[-1].revision = revision if number == 2 else 1
+    assert not any(isinstance(each, Exception) for each in sync(trio, states))
+    assert [held(state) for state in states] == [[0.0, 0.0]] * 3

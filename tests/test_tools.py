@@ -613,6 +613,20 @@ def test_what_the_compiled_simulator_changes_is_there(tmp_path: Path) -> None:
         assert "slots=True" not in text
 
 
+def test_only_older_copies_of_the_simulator_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else there is stays, be it something that was built, too."""
+    (tmp_path / "build.log").touch()
+    options = argparse.Namespace(folder=tmp_path, seeds="0:1")
+    with pytest.raises(compile_sim.CannotCompile, match="no copy"):
+        compile_sim.play(options)
+    assert (tmp_path / "build.log").exists()
+    options.folder = tmp_path / "copy"
+    monkeypatch.setitem(compile_sim.CHANGES, "protocol/routes.py", (("not there", ""),))
+    for _ in range(2):  # One that could not be made is replaced.
+        with pytest.raises(compile_sim.CannotCompile, match="not there"):
+            compile_sim.play(options)
+
+
 def test_a_change_that_finds_nothing_is_an_error() -> None:
     with pytest.raises(compile_sim.CannotCompile, match=r"protocol/routes\.py"):
         compile_sim.changed("protocol/routes.py", "nothing = 1\n")

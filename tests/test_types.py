@@ -79,7 +79,22 @@ def test_bfloat16_is_not_numpys() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["complex64", "bool", "U4", "O", "datetime64[s]", ">f4", ">i8", np.dtype("f4,i4"), "?!", 5]
+    "dtype",
+    [
+        "complex64",
+        "bool",
+        "U4",
+        "O",
+        "datetime64[s]",
+        ">f4",
+        ">i8",
+        np.dtype("f4,i4"),
+        "?!",
+        ",",
+        "f4(",
+        [("a", "f4"), ("a", "f4")],
+        5,
+    ],
 )
 def test_other_numpy_dtypes_are_refused(dtype: object) -> None:
     with pytest.raises(InvalidArgument, match=r"supported are uint8, .*, float64"):

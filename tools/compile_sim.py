@@ -44,6 +44,8 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """Types that mypyc infers, or checks at run time, more narrowly than mypy does."""
+MARK = "compiled-zpccl-sim"
+"""An empty file in each copy: no other folder is replaced."""
 FUTURE = "from __future__ import annotations\n"
 SLOTS = re.compile(r"@dataclass\((?P<before>[^)]*)slots=True(?:, )?(?P<after>[^)]*)\)")
 ENUM = re.compile(rb"\balgorithm=\w+")
@@ -83,6 +85,7 @@ def copy(folder: Path) -> list[str]:
     """Makes the copy; returns the modules to compile, as paths in it."""
     package = folder / "zpccl"
     package.mkdir(parents=True)
+    (folder / MARK).touch()
     (package / "__init__.py").touch()
     compiled = []
     for part in COPIED:
@@ -127,7 +130,7 @@ def digest_of_traces(folder: Path, seeds: str) -> str:
 def play(options: argparse.Namespace) -> int:
     folder: Path = options.folder.resolve()
     if folder.exists():
-        if not (folder / "build.log").exists():
+        if not (folder / MARK).exists():
             raise CannotCompile(f"{folder} exists, and is no copy of this tool's")
         shutil.rmtree(folder)
     say(f"compiling a copy in {folder}, which takes some minutes")

@@ -182,7 +182,7 @@ def checked_seconds(timeout: Any) -> float | None:
         return None
     if not is_number(timeout) or not 0 <= timeout < float("inf"):
         raise InvalidArgument(f"timeout {timeout!r} is not a number of seconds, 0 or more; None waits without end")
-    return min(float(timeout), threading.TIMEOUT_MAX)
+    return float(min(timeout, threading.TIMEOUT_MAX))
 
 
 def checked_nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:

@@ -156,7 +156,7 @@ class Communicator(Collectives):
 
     def __enter__(self) -> Communicator:
         """Connects, unless that is done already."""
-        if self._loop is None or self._is_closed:
+        if self._loop is None or self._is_closed or self._loop.view.state is State.CLOSED:
             self.connect()
         return self
 
@@ -490,6 +490,7 @@ class Communicator(Collectives):
             upload=self._upload,
             is_local=loop.engine.is_local,
             on_moved=reporter.update,
+            may_differ=_free_keys(state),
         )
         entries = tuple(
             StateEntry(
@@ -497,7 +498,7 @@ class Communicator(Collectives):
             )
             for name, tensor in tensors.items()
         )
-        call = PendingCall(spec=SyncSpec(strategy, state.revision, entries, kind), transfer=transfer)
+        call = PendingCall(spec=SyncSpec(int(strategy), state.revision, entries, kind), transfer=transfer)
         try:
             with self._giving_up(loop, [call]):
                 loop.call([call])

@@ -124,7 +124,7 @@ class DataType(enum.IntEnum):
         """
         import numpy as np
 
-        with contextlib.suppress(TypeError):  # Of what numpy knows no dtype for.
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # Of what numpy knows no dtype for.
             dtype = np.dtype(dtype)
             found = _of_numpy(dtype)
             if found is not None:

@@ -499,6 +499,16 @@ def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members
     assert bench.names() == names
 
 
+def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver) -> None:
+    """L1: nobody would be left of it, and the members of the other one would lose each other."""
+    bench.report("x", "x", 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, "x", 1),))
+    bench.leave("x")
+    bench.report("a", "ab", waits=False)
+    bench.report("b", "ab", waits=False)
+    bench.tick_at_deadline()
+    assert bench.names() == "ab"
+
+
 @pytest.mark.parametrize(
     "members, old, refusal",
     [

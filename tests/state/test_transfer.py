@@ -17,10 +17,12 @@ from zpccl import limits
 from zpccl.engine.engine import Body, MessageReceived, Writable
 from zpccl.limits import STATE_BLOCK_BYTES
 from zpccl.state import messages
+from zpccl.state.contents import Contents
 from zpccl.state.messages import BlockList, Have, Request, Want
 from zpccl.state.regions import HostRegion, region
 from zpccl.state.transfer import StateTransfer
 from zpccl.state.workers import Workers
+from zpccl.types import DigestKind
 
 CHANNEL = 7
 COUNT = 6
@@ -597,6 +599,15 @@ def test_tensors_of_the_same_memory(value: int) -> None:
     net.wait("b")
     net.end()
     assert net.holds_all("b")
+
+
+def test_a_tensor_that_may_differ_hides_no_conflict_of_others() -> None:
+    tied = np.full(9, 5, np.uint8)
+    contents = Contents({key: region(tied, key) for key in "tuv"}, DigestKind.BLAKE3)
+    others = Contents({"u": region(np.zeros(9, np.uint8), "u"), "v": region(tied, "v")}, DigestKind.BLAKE3)
+    contents.want(others.digests)
+    contents._staged[2, 0] = memoryview(bytes(tied))
+    assert "'u' and 'v'" in contents.conflict(["t"]) and "'t' and 'u'" in contents.conflict([])
 
 
 def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:

@@ -416,8 +416,11 @@ class Engine:
             try:
                 while len(events) < events_max and check_rc(poll(engine[0], *queue, event), "zp_engine_poll"):
                     events.append(self._take(event))
-            except BaseException:  # Ctrl-C came before the message had its `Body`.
+            except BaseException:  # Ctrl-C came, perhaps before the message had its `Body`.
                 lib.zp_message_release(engine[0], event.body)
+                for each in events:  # Who keeps the traceback keeps them alive.
+                    if isinstance(each, MessageReceived):
+                        each.body.release()
                 raise
         return events
 

@@ -502,12 +502,14 @@ class Candidate:
     def chosen(self) -> bytes | None:
         """The run to adopt; None if no report contains a member list.
 
-        A run that has decided nothing yields, as while it is led, to one that has and of which a quorum is here.
+        A run that has decided nothing yields, as while it is led, to one that has and of which a quorum is here, unless
+        all of these have left.
         """
         reports = [report for _, report in self.reports.values() if report.members]
         decided = {report.hello.run_id for report in reports if has_decided(report)}
         rivals = [report for report in reports if report.hello.run_id not in decided]
-        if rivals and any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided):
+        here = {report.hello.run_id for peer_id, (_, report) in self.reports.items() if peer_id not in self.left}
+        if rivals and any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided & here):
             reports = [report for report in reports if report.hello.run_id in decided]
         return choose_run(reports)
 

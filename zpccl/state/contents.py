@@ -10,7 +10,7 @@ Only the user's thread modifies this object; workers read it and call `check`.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zpccl import limits
@@ -208,10 +208,16 @@ class Contents:
 
     # --- The end ----------------------------------------------------------------------------------------------------
 
-    def conflict(self) -> str:
-        """Says which tensors have the same memory here, but different elected contents; "" if none. All are here."""
+    def conflict(self, may_differ: Container[str]) -> str:
+        """Says which tensors have the same memory here, but different elected contents; "" if none. All are here.
+
+        Args:
+            may_differ: keys that have no elected contents where they are not fetched.
+        """
         found: dict[tuple[str, int, int], int] = {}
         for key, region in enumerate(self._regions):
+            if key not in self.wanted and self.keys[key] in may_differ:
+                continue
             other = found.setdefault(region.address_range(), key)
             if not self.wanted.keys() & {key, other} or key == other:
                 continue
@@ -241,7 +247,12 @@ class Contents:
     def _parts(self) -> Iterator[list[Place]]:
         part: list[Place] = []
         size = 0
+        met: set[tuple[tuple[str, int, int], int]] = set()  # No two threads write the same memory, by two names.
         for place in self._staged:
+            memory = (self._regions[place[0]].address_range(), place[1])
+            if memory in met:
+                continue
+            met.add(memory)
             part.append(place)
             size += self.size_of(place)
             if size >= _WRITE_BYTES:

@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
@@ -488,7 +488,8 @@ class Prefetch:
             free = {entry.key: entry.digest for entry in first.entries if entry.key in self._may_differ}
             rest = {entry.key: entry.digest for entry in first.entries if entry.key not in self._may_differ}
             alike = [peer for peer, catalog in sources.items() if catalog.entries == first.entries]
-            if (not free or self._fetch(alike, free)) and self._fetch(list(sources), rest, first.revision):
+            is_here = not free or self._fetch(alike, free, self._regions)  # The others may be fetched after it.
+            if is_here and self._fetch(list(sources), rest, self._may_differ, first.revision):
                 return first.revision
         return None
 
@@ -520,9 +521,13 @@ class Prefetch:
         self._numbers = {peer: self._told[peer][0] for peer in best[1]}
         return best[1]
 
-    def _fetch(self, sources: list[bytes], wanted: dict[str, bytes], revision: int | None = None) -> bool:
+    def _fetch(
+        self, sources: list[bytes], wanted: dict[str, bytes], may_differ: Container[str], revision: int | None = None
+    ) -> bool:
         """Fetches these keys, the last ones of `revision`. False: the fetch failed."""
-        transfer = StateTransfer(self._regions, self._post, self._report, self._kind, on_moved=self._on_moved)
+        transfer = StateTransfer(
+            self._regions, self._post, self._report, self._kind, on_moved=self._on_moved, may_differ=may_differ
+        )
         missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
         with self._lock:
             sources = [peer for peer in sources if peer in self._numbers]

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -107,6 +107,7 @@ class StateTransfer:
         upload: the upload limit, or None.
         is_local: whether a peer is on this host.
         on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
+        may_differ: keys that may hold anything where they are not fetched.
 
     Attributes:
         digests: the digest of each tensor, computed by the constructor.
@@ -126,6 +127,7 @@ class StateTransfer:
         upload: TokenBucket | None = None,
         is_local: Callable[[bytes], bool] = lambda peer: False,
         on_moved: Callable[[int, int], None] | None = None,
+        may_differ: Container[str] = (),
     ) -> None:
         self._contents = Contents(regions, kind)
         self.digests = self._contents.digests
@@ -133,6 +135,7 @@ class StateTransfer:
         self._report = report
         self.own_id = own_id
         self._on_moved = on_moved
+        self._may_differ = may_differ
         self.mailbox = Mailbox()
         self._plan: _Start | None = None
         self._swarm: Swarm | None = None
@@ -435,7 +438,7 @@ class StateTransfer:
         dropped = tuple(swarm.dropped.items())
         if swarm.is_done:
             self._is_reported = True
-            conflict = self._contents.conflict()
+            conflict = self._contents.conflict(self._may_differ)
             self._report(self._plan.attempt_id, conflict, self.own_id if conflict else None, dropped)
         elif swarm.has_failed:
             self._is_reported = True
