@@ -378,7 +378,7 @@ def test_an_offer_that_is_made_while_the_communicator_closes(joining: Joining, m
     withdraw, read = Offers.withdraw, LentRegion.read
 
     def slow(self: LentRegion, offset: int, size: int) -> memoryview:
-        time.sleep(0.2)
+        time.sleep(0.2)  # It would still read once close() has returned.
         return read(self, offset, size)
 
     def offer_then(self: Offers) -> None:
