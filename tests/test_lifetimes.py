@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e.harness import loop_of
+from e2e.harness import loop_of, until
 from e2e.local import local_run
 
 import zpccl
@@ -347,10 +347,10 @@ def test_a_forked_child_does_not_leave_for_its_parent() -> None:
     assert found.stdout == "False\n", found.stderr
 
 
-@pytest.mark.parametrize("name", ["check_rc", "_take", "__init__"])
-def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: str) -> None:
-    """B1: else they would count against the bound of what has been received, until nothing comes any more."""
-    bound = 310_000  # Three messages, with what each takes beside its body.
+@contextlib.contextmanager
+def linked_engines() -> Iterator[tuple[Engine, Engine]]:
+    """Two engines, A and B, with a link and a channel, that take three messages of 100,000 bytes each."""
+    bound = 310_000  # With what each takes beside its body.
     a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=bound) for _ in range(2))
     near, far = socket.socketpair()
     with a, b:
@@ -358,6 +358,13 @@ def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: 
         b.open_link(A, [far.detach()])
         for engine in (a, b):
             engine.open_channel(1)
+        yield a, b
+
+
+@pytest.mark.parametrize("name", ["check_rc", "_take", "__init__"])
+def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: str) -> None:
+    """B1: else they would count against the bound of what has been received, until nothing comes any more."""
+    with linked_engines() as (a, b):
         for _ in range(5):
             assert a.post_message(B, 1, b"", bytes(100_000), 2**30)
             assert select.select([b.fileno()], [], [], WAIT_S)[0], "the bound is reached"
@@ -367,13 +374,7 @@ def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: 
 
 def test_messages_that_were_polled_before_an_interrupt_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: also if its traceback is kept, as Jupyter does."""
-    a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=310_000) for _ in range(2))
-    near, far = socket.socketpair()
-    with a, b:
-        a.open_link(B, [near.detach()])
-        b.open_link(A, [far.detach()])
-        for engine in (a, b):
-            engine.open_channel(1)
+    with linked_engines() as (a, b):
         kept: list[BaseException] = []
 
         def interrupt(rc: int, function: str) -> int:
@@ -384,10 +385,7 @@ def test_messages_that_were_polled_before_an_interrupt_are_released(monkeypatch:
         for _ in range(2):
             for _ in range(3):
                 assert a.post_message(B, 1, b"", bytes(100_000), 2**30)
-            deadline = time.monotonic() + WAIT_S
-            while a.link_state(B).message_bytes:
-                assert time.monotonic() < deadline, "the bound is reached"
-                time.sleep(0.01)
+            until(lambda: not a.link_state(B).message_bytes, "the bound is not reached", WAIT_S)
             with monkeypatch.context() as patch, pytest.raises(Stop) as raised:
                 patch.setattr("zpccl.engine.engine.check_rc", interrupt)
                 b.poll()
