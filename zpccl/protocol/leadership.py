@@ -488,7 +488,7 @@ class Candidate:
         """True if quorums of the newest list of a run have promised."""
         reports = self._reports_of(run_id)
         promised = {report.hello.peer_id for report in reports}.union(self.left)
-        return are_quorums(promised, descend(map(MemberList.of, reports)))
+        return are_quorums(promised, self._newest(run_id))
 
     def _has_one_address(self, run_id: bytes | None) -> bool:
         """True if the members of a run know no other master."""
