@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import multiprocessing
 import os
@@ -21,8 +20,6 @@ SEEDS_PER_CHUNK_MAX = 200
 """Seeds per task of a worker process: enough to amortise the hand-over, few enough to show progress."""
 SHRUNKEN_MAX = 3
 """Maximum number of failures that are shrunk; most others have the same cause."""
-GARBAGE_THRESHOLD = 50_000
-"""Objects made between two searches for cycles, of which a run leaves few: a tenth of the time is saved."""
 SHRINK_TIMEOUT_S = 30
 """Time limit for shrinking one failure."""
 
@@ -115,7 +112,6 @@ def report(failure: Failure, setup: Setup, seconds: int) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    gc.set_threshold(GARBAGE_THRESHOLD)
     seeds = options.seeds if options.seed is None else range(options.seed, options.seed + 1)
     jobs = options.jobs or len(os.sched_getaffinity(0))
     setup = Setup(**{kind.name: getattr(options, kind.name) for kind in fields(Setup)})

@@ -874,10 +874,13 @@ class Bounds(Checker):
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Counts the state kept for each peer."""
         machine = master.machine
+        calls_max: dict[int, int] = {}
         for peer in machine.registry.peers.values():
+            if peer.group not in calls_max:
+                calls_max[peer.group] = limits.calls_open_max(machine.registry.member_count(peer.group))
             if len(peer.answers) > ANSWERS_KEPT_MAX:
                 raise self.cluster.violation("B1", f"{len(peer.answers)} answers are kept for {peer.name}")
-            if len(peer.open_calls) > limits.calls_open_max(machine.registry.member_count(peer.group)):
+            if len(peer.open_calls) > calls_max[peer.group]:
                 raise self.cluster.violation("B1", f"{peer.name} has {len(peer.open_calls)} open calls")
         registered = len(machine.registry.peers)
         count = len(machine.operations.pending) + len(machine.operations.running)

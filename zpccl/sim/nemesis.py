@@ -84,7 +84,10 @@ class Nemesis:
             chance *= FONDNESS
         elif before == now:
             chance *= (len(sent) > 1 or asks or promises) / RARITY
-        rng = random.Random(self._rng.getrandbits(64))  # Its own source, so that a skipped strike changes no other.
+        seed = self._rng.getrandbits(64)  # For a source of its own, so that a skipped strike changes no other.
+        if not chance:
+            return NOT_NOW
+        rng = random.Random(seed)
         if rng.random() >= chance or not self._cluster.injector.strikes("ambush_chance"):
             return NOT_NOW
         has_others = len(self._cluster.masters) > 1
