@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from collections.abc import Callable
 
+import numpy
 import pytest
 
-from zpccl import errors
+from zpccl import MasterNode, SharedState, TensorInfo, errors
 from zpccl.errors import (
     AuthenticationFailed,
     CollectiveMismatch,
@@ -87,3 +89,19 @@ def test_the_reason_of_a_kick() -> None:
     assert (Kicked("text", reason="why").message, Kicked("text", reason="why").reason) == ("text", "why")
     assert Kicked("text").reason == "text"
     assert Kicked(reason="why").message == "why"
+
+
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("MasterNode", lambda: MasterNode("127.0.0.1:0", straggler_timeout=0)),
+        ("MasterNode.run", lambda: MasterNode("no address").run()),
+        ("TensorInfo.from_numpy", lambda: TensorInfo.from_numpy([1.0], "w")),
+        ("TensorInfo.from_torch", lambda: TensorInfo.from_torch(numpy.zeros(1), "w")),
+        ("SharedState", lambda: SharedState([])),
+    ],
+)
+def test_the_function_that_failed_is_named(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        call()
+    assert str(raised.value).startswith(f"{name}: INVALID_ARGUMENT: ")

@@ -1,43 +1,26 @@
-"""What all public calls share: the peer's loop, waiting for answers, Ctrl-C, and the names of functions in errors."""
+"""What all public calls share: the peer's loop, waiting for answers, and Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import enum
-import functools
 import numbers
 import operator
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from zpccl import limits
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
+from zpccl.errors import InternalError, InvalidArgument, InvalidUsage
 from zpccl.protocol.peer import State
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def public(function: _Function) -> _Function:
-    """Names the public method in the errors that leave it."""
-
-    @functools.wraps(function)
-    def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            return function(*arguments, **keywords)
-        except PCCLError as error:
-            error.function = error.function or f"{type(arguments[0]).__name__}.{function.__name__}"
-            raise
-
-    return wrapper  # type: ignore[return-value]
 
 
 class Caller:

@@ -13,9 +13,9 @@ from typing import Any
 
 from zpccl import arguments, limits
 from zpccl.arguments import Collective
-from zpccl.caller import Caller, checked_int, checked_seconds, public, wait
+from zpccl.caller import Caller, checked_int, checked_seconds, wait
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers
+from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, Result, TooFewPeers, public
 from zpccl.types import (
     GatherResult,
     QuantizationOptions,

@@ -23,7 +23,7 @@ import numpy as np
 
 from zpccl import limits
 from zpccl.arguments import all_reduce
-from zpccl.caller import checked_int, checked_nanoseconds, checked_seconds, is_member, is_number, public, wait
+from zpccl.caller import checked_int, checked_nanoseconds, checked_seconds, is_member, is_number, wait
 from zpccl.collectives import AsyncReduceHandle, Collectives
 from zpccl.control.addresses import (
     advertised_address,
@@ -38,7 +38,7 @@ from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.control.switches import read_switch
 from zpccl.engine.living import Living
-from zpccl.errors import InvalidArgument, InvalidUsage, MasterUnreachable, TooFewPeers
+from zpccl.errors import InvalidArgument, InvalidUsage, MasterUnreachable, TooFewPeers, public
 from zpccl.measuring import measure_paths
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.protocol.identity import SALT_BYTES, make_peer_id

@@ -8,7 +8,11 @@ means "connect again".
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Result(enum.IntEnum):
@@ -49,6 +53,21 @@ class PCCLError(RuntimeError):
         place = f"{self.function}: " if self.function else ""
         detail = f": {self.message}" if self.message else ""
         return f"{place}{self.result.name}{detail}"
+
+
+def public(method: _Function) -> _Function:
+    """Names a public method, or the class that it makes an object of, in the errors that leave it."""
+
+    @functools.wraps(method)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return method(*arguments, **keywords)
+        except PCCLError as error:
+            owner = arguments[0] if isinstance(arguments[0], type) else type(arguments[0])
+            error.function = error.function or f"{owner.__name__}.{method.__name__}".removesuffix(".__init__")
+            raise
+
+    return wrapper  # type: ignore[return-value]
 
 
 class InternalError(PCCLError):

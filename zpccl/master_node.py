@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.caller import checked_nanoseconds
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
-from zpccl.errors import InvalidUsage
+from zpccl.errors import InvalidUsage, public
 from zpccl.state.workers import wait_for_end
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class MasterNode:
             recovery grace not up to a day.
     """
 
+    @public
     def __init__(
         self,
         listen_address: str,
@@ -78,6 +79,7 @@ class MasterNode:
         """Where metrics are served, "host:port"; None where they are not."""
         return self._metrics.address if self._metrics is not None else self._metrics_address
 
+    @public
     def run(self) -> None:
         """Starts the master and returns.
 
@@ -86,7 +88,7 @@ class MasterNode:
             InvalidUsage: a port is in use, this master runs already, or prometheus-client is missing.
         """
         if self._thread is not None and self._thread.is_alive():
-            raise InvalidUsage("this master runs already", function="MasterNode.run")
+            raise InvalidUsage("this master runs already")
         metrics = open_metrics(self._metrics_address) if self._metrics_address is not None else None
         try:
             publish = metrics.publish if metrics is not None else None

@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from zpccl import limits
-from zpccl.caller import checked_int, public
+from zpccl.caller import checked_int
 from zpccl.engine.tensors import is_torch_tensor, local_tensor
-from zpccl.errors import InvalidArgument
+from zpccl.errors import InvalidArgument, public
 from zpccl.progress import ProgressCallback, ProgressReporter, check_callback
 from zpccl.state import checkpoint
 from zpccl.state.digests import check_kind
@@ -43,6 +43,7 @@ class TensorInfo:
             )
 
     @classmethod
+    @public
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """Makes one from a contiguous torch tensor on the host or a CUDA device; of a DTensor, what is here of it.
 
@@ -57,6 +58,7 @@ class TensorInfo:
         return cls(local_tensor(tensor), name, allow_content_inequality)
 
     @classmethod
+    @public
     def from_numpy(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """Makes one from a contiguous, writable numpy array.
 
@@ -98,6 +100,7 @@ class SharedState:
         InvalidArgument: these tensors cannot be shared, or there is no such digest.
     """
 
+    @public
     def __init__(self, tensor_infos: Sequence[TensorInfo], digest: str | DigestKind = DigestKind.BLAKE3) -> None:
         self.digest_kind = DigestKind.parse(digest)
         check_kind(self.digest_kind)
@@ -135,6 +138,7 @@ class SharedState:
         return self._revision
 
     @revision.setter
+    @public
     def revision(self, revision: int) -> None:
         self._revision = checked_int(revision, "revision", 0, limits.REVISION_MAX)
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from zpccl import limits
 from zpccl.engine.engine import DIGEST_CHANNEL, FREE_CHANNEL, Body, Engine
-from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.errors import InvalidArgument, InvalidUsage, public
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
@@ -242,6 +242,7 @@ class Offer:
         """True until it is withdrawn, replaced, or its memory was modified without `before_write`."""
         return not self._is_over
 
+    @public
     def before_write(self, names: Iterable[str] | str | None = None) -> None:
         """Copies tensors that are about to be written, so that the offer keeps their present contents.
 
