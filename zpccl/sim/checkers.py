@@ -852,8 +852,10 @@ class Lists(Checker):
 class Patience(Checker):
     """L3: no call of a member fails just because the master dies or a standby runs another version."""
 
-    _has_left = False
-    """A peer leaves, so calls of others may fail, too."""
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._has_left = False  # A peer leaves, so calls of others may fail, too.
+        self._given_up: set[str] = set()  # Hosts one of whose peers has given up connect(), perhaps as a member.
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Some errors follow from the call itself, whatever the master does."""
@@ -864,7 +866,9 @@ class Patience(Checker):
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
         if "is ahead of the run's" in str(outcome):  # It has trained alone, and the run yielded: its program ends.
             self._has_left = True
-        is_earned = is_earned or self._has_left
+        if isinstance(call.request, Connect) and node.host:
+            self._given_up.add(node.host)
+        is_earned = is_earned or self._has_left or (isinstance(outcome, Kicked) and node.host in self._given_up)
         self.cluster.require(is_earned, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
 
 
