@@ -41,7 +41,7 @@ from zpccl.protocol import events
 from zpccl.protocol.effects import AskMechanism, OpenSocket, UseMaster
 from zpccl.protocol.messages import Malformed, OtherVersion, Welcome, decode_master_message
 
-_REFUSED = "the connection was refused, timed out or broke"
+_REFUSED = "the connection was refused, timed out or broke, or the host name is unknown"
 _NO_ZMQ = "the server there does not speak ZeroMQ"
 _KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
 _NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
