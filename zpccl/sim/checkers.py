@@ -537,11 +537,12 @@ class Causes(Checker):
             return  # Another master leads in a higher term; this one does not know it yet.
         self._terms[machine.run_id] = machine.term
         members = {peer.peer_id: peer.name for peer in machine.registry.order}
-        has_changed = self._run_id != machine.run_id
+        has_changed, has_gone_on = self._run_id != machine.run_id, master.went_on_ns == self.cluster.clock.now_ns
         if has_changed or self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
             self._lifetime = master.lifetime
             nodes = self.cluster.nodes
-            if has_changed and (known is not None or not self.cluster.faults.fails_nothing):
+            # One that stood still may begin a run before it takes what members have sent; that run yields to theirs.
+            if has_changed and (known is not None or has_gone_on or not self.cluster.faults.fails_nothing):
                 self._members = {}  # A new run, as the members of the last were away for too long; or they are back.
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
@@ -558,7 +559,6 @@ class Causes(Checker):
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
             # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
-            has_gone_on = master.went_on_ns == since_ns
             has_returned = is_here and len(self.cluster.masters) == 1 and not has_gone_on
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
                 has_returned = False  # The master received its Hello, but its report may have come too late.
