@@ -30,7 +30,7 @@ from zpccl import communicator, limits
 from zpccl.caller import checked_seconds
 from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.engine.engine import Engine
+from zpccl.engine.engine import DIGEST_CHANNEL, Engine
 from zpccl.errors import Result
 from zpccl.protocol.peer import State
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, QuantizedDataType, ReduceOp
@@ -1321,3 +1321,16 @@ def test_topology_ends_with_the_communicator(pair: Run) -> None:
 def test_topology_before_connecting() -> None:
     with pytest.raises(zpccl.InvalidUsage):
         zpccl.Communicator("127.0.0.1:1").topology()
+
+
+def test_a_member_cannot_fill_the_log_of_another(
+    pair: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LOG_LINES_MAX", 3)
+    hostile, other = pair.comms
+    for _ in range(8):
+        loop_of(hostile).engine.post_message(
+            bytes.fromhex(other.peer_id), DIGEST_CHANNEL, b"no digest", b"", limits.MIB
+        )
+    pair.all(lambda comm: comm.all_reduce(np.ones(4, np.float32)))  # The digests of this one come behind them.
+    assert sum("malformed digest" in record.getMessage() for record in caplog.records) == 3

@@ -29,6 +29,7 @@ from zpccl.control import inflow, master_loop, zap
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine import engine as engines
 from zpccl.engine.engine import Engine, check_rc
+from zpccl.observe.logs import RefusalLog
 from zpccl.protocol import events
 from zpccl.protocol.membership import Standing
 from zpccl.state.offers import Prefetch
@@ -283,7 +284,7 @@ def test_a_port_that_is_held_back_is_looked_at_again(monkeypatch: pytest.MonkeyP
     """L2: there was no descriptor to end it with. Nobody can connect, so nothing else wakes the master."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        bound = inflow.Inflow(port, False, lambda _: Standing.STRANGER, zap.RefusalLog(logging.getLogger("x")))
+        bound = inflow.Inflow(port, False, lambda _: Standing.STRANGER, RefusalLog(logging.getLogger("x")))
         bound.listening(listener.fileno())
         bound._hold_back(True)
         with monkeypatch.context() as patch:

@@ -119,7 +119,7 @@ HANDSHAKE_BYTES_MAX = 4 * KIB
 HEARTBEAT_BYTES_PER_SECOND_MAX = 512
 """Of one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""
 LOG_LINES_MAX = 2000
-"""Log lines of a master about peers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
+"""Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""

@@ -13,7 +13,7 @@ from e2e.harness import HANG_SECONDS, until
 
 from zpccl import limits
 from zpccl.control.inflow import Inflow
-from zpccl.control.zap import RefusalLog
+from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
 
 START_NS = 10**12

@@ -14,7 +14,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zpccl import limits
 from zpccl.control.keys import MasterKeys, PeerKeys, master_keys, new_secret, peer_keys, public_text
-from zpccl.control.zap import ENDPOINT, HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
+from zpccl.control.zap import ENDPOINT, HandshakeWatch, ZapHandler, identity_of, secure
+from zpccl.observe.logs import RefusalLog
 
 logger = logging.getLogger("zpccl.test")
 WAIT_MS = 30_000

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 
 from zpccl import limits
 from zpccl.control.addresses import format_address
-from zpccl.control.zap import RefusalLog
+from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
 
 _TCP_INFO_BYTES = 136

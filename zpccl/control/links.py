@@ -60,8 +60,8 @@ from zpccl.control.handshake import (
     check_hello,
     encode_refusal,
 )
-from zpccl.control.zap import RefusalLog
 from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, best_of, public_share
+from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.messages import Neighbour
 
 logger = logging.getLogger("zpccl.links")

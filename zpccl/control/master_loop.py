@@ -43,8 +43,9 @@ from zpccl.control.inflow import Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.outgoing import Outgoing
 from zpccl.control.waiter import Waiter, is_readable
-from zpccl.control.zap import BoundedLog, HandshakeWatch, RefusalLog, ZapHandler, identity_of, secure
+from zpccl.control.zap import HandshakeWatch, ZapHandler, identity_of, secure
 from zpccl.errors import InvalidArgument, InvalidUsage
+from zpccl.observe.logs import BoundedLog, RefusalLog
 from zpccl.observe.snapshot import Snapshot, Traffic, take_snapshot
 from zpccl.protocol.effects import Broadcast, MasterEffect
 from zpccl.protocol.events import (

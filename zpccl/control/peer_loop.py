@@ -61,6 +61,7 @@ from zpccl.engine.engine import (
     ReduceDone,
 )
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
+from zpccl.observe.logs import BoundedLog
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import CollectiveSpec, Measurements, Member, PathSample, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
@@ -157,6 +158,7 @@ class PeerLoop:
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
         self._rates = RateMeter(self.engine)
+        self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._chooses_senders = connection_count == 0
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._context = zmq.Context()
@@ -490,8 +492,8 @@ class PeerLoop:
             if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
                 is_one_more = event.index >= self._link_ends[event.peer].connections
-                level, peer = logging.DEBUG if is_one_more else logging.INFO, event.peer.hex()
-                logger.log(level, "connection %d to peer %s is lost, others are left: %s", event.index, peer, why)
+                text = f"connection {event.index} to peer {event.peer.hex()} is lost, others are left: {why}"
+                self._lines.write(logging.DEBUG if is_one_more else logging.INFO, text, now_ns)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:
             del self._link_ids[event.peer], self._link_ends[event.peer]
@@ -539,7 +541,7 @@ class PeerLoop:
             elif isinstance(effect, effects.ShowMeasurements):
                 self._show_measurements(effect.measurements)
             elif isinstance(effect, effects.Log):
-                logger.log(effect.level, "%s: %s", self.options.name, effect.text)
+                self._lines.write(effect.level, f"{self.options.name}: {effect.text}", now_ns)
             else:
                 self._answer(effect)
 
@@ -630,7 +632,7 @@ class PeerLoop:
         try:
             attempt_id, call_id, digest = _DIGEST.unpack(message.body.read())
         except struct.error:
-            return logger.warning("malformed digest from peer %s", message.peer.hex())
+            return self._lines.write(logging.WARNING, f"malformed digest from peer {message.peer.hex()}", now_ns)
         return self._handle(events.DigestReceived(message.peer, attempt_id, call_id, digest), now_ns)
 
     def _start_sync(self, effect: effects.StartSync) -> None:

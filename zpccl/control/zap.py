@@ -9,7 +9,6 @@ master's loop.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -20,51 +19,11 @@ from zpccl import limits
 from zpccl.control.addresses import format_address
 from zpccl.control.keys import MasterKeys, public_text
 from zpccl.control.waiter import is_readable
+from zpccl.observe.logs import RefusalLog
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"zpccl"
 _VERSION = b"1.0"
-
-
-class BoundedLog:
-    """A rate-limited log, because strangers may cause floods of lines.
-
-    Args:
-        logger: receives the lines.
-        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL.
-    """
-
-    def __init__(self, logger: logging.Logger, lines_max: str) -> None:
-        self._logger = logger
-        self._lines_max = lines_max
-        self._begin_ns: int | None = None
-        self._count = 0
-
-    def write(self, level: int, text: str, now_ns: int) -> None:
-        """Writes a line, or counts it as suppressed."""
-        lines_max: int = getattr(limits, self._lines_max)
-        if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
-            suppressed = self._count - lines_max
-            if suppressed > 0:
-                self._logger.warning("%d more lines were left out before that", suppressed)
-            self._begin_ns, self._count = now_ns, 0
-        self._count += 1
-        if self._count <= lines_max:
-            self._logger.log(level, "%s", text)
-
-
-class RefusalLog(BoundedLog):
-    """Logs one warning per refused connection."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        super().__init__(logger, "REFUSALS_LOGGED_MAX")
-        self.refused_count = 0
-        """Refusals since the start."""
-
-    def add(self, text: str, now_ns: int) -> None:
-        """Counts and logs one refusal."""
-        self.refused_count += 1
-        self.write(logging.WARNING, f"refused {text}", now_ns)
 
 
 class ZapHandler:

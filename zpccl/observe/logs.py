@@ -6,6 +6,8 @@ import logging
 import os
 import warnings
 
+from zpccl import limits
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,3 +30,46 @@ def log_as_environment_says() -> None:
     elif level:
         text = f"ZPCCL_LOG_LEVEL is {level!r}, not one of {', '.join(LEVELS)}; zpccl logs nothing by itself"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class BoundedLog:
+    """A rate-limited log, because strangers and members may cause floods of lines. It belongs to one thread, or a lock.
+
+    Args:
+        logger: receives the lines.
+        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL.
+    """
+
+    def __init__(self, logger: logging.Logger, lines_max: str) -> None:
+        self._logger = logger
+        self._lines_max = lines_max
+        self._begin_ns: int | None = None
+        self._count = 0
+
+    def write(self, level: int, text: str, now_ns: int) -> None:
+        """Writes a line, or counts it as suppressed."""
+        if not self._logger.isEnabledFor(level):
+            return
+        lines_max: int = getattr(limits, self._lines_max)
+        if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
+            suppressed = self._count - lines_max
+            if suppressed > 0:
+                self._logger.warning("%d more lines were left out before that", suppressed)
+            self._begin_ns, self._count = now_ns, 0
+        self._count += 1
+        if self._count <= lines_max:
+            self._logger.log(level, "%s", text)
+
+
+class RefusalLog(BoundedLog):
+    """Logs one warning per refused connection."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, "REFUSALS_LOGGED_MAX")
+        self.refused_count = 0
+        """Refusals since the start."""
+
+    def add(self, text: str, now_ns: int) -> None:
+        """Counts and logs one refusal."""
+        self.refused_count += 1
+        self.write(logging.WARNING, f"refused {text}", now_ns)

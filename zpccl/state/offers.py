@@ -36,6 +36,7 @@ import numpy as np
 from zpccl import limits
 from zpccl.engine.engine import DIGEST_CHANNEL, FREE_CHANNEL, Body, Engine
 from zpccl.errors import InvalidArgument, InvalidUsage, public
+from zpccl.observe.logs import BoundedLog
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
@@ -390,6 +391,7 @@ class Prefetch:
         self._transfer: StateTransfer | None = None
         self._numbers: dict[bytes, int] = {}  # By peer: number of the offer that is fetched.
         self._gone: dict[bytes, int] = {}  # By peer: number of its last offer that has ended.
+        self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
         self.revision: int | None = None  # What `run` returns, even if it is interrupted after all was written.
@@ -432,7 +434,8 @@ class Prefetch:
         """A member has sent the catalog of its offer; None: it offers nothing."""
         with self._lock:
             if catalog is not None and not self._suits(catalog):
-                logger.warning("peer %s offers another state than was asked for", peer.hex())
+                text = f"peer {peer.hex()} offers another state than was asked for"
+                self._lines.write(logging.WARNING, text, time.monotonic_ns())
                 catalog = None
             if self._gone.get(peer) == number:  # Its end has overtaken it.
                 return self._ask(peer)
