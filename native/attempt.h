@@ -123,6 +123,7 @@ typedef struct {
 	uint32_t count, place;
 	const uint32_t *inputs; /* the other shares are means of so many inputs; NULL: of one each, or no means */
 	uint32_t divisor;	/* of the sum; 1: what is made is no mean */
+	bool everywhere;	/* all peers make the result: its NaNs all have one bit pattern */
 } zp__join;
 
 /* shares.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the

@@ -16,6 +16,7 @@
  *
  * Everything here expects the lock held, but zp__early_replay(). */
 #include <errno.h>
+#include <fenv.h>
 #include <string.h>
 
 #include "attempt.h"
@@ -240,6 +241,21 @@ static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *
 	return NULL;
 }
 
+/* As if the frame had come now. Peers must compute alike, so the caller's floating-point environment is set aside. */
+static void early_land(zp__receive *rx, uint8_t *body)
+{
+	fenv_t environment;
+	fegetenv(&environment);
+	fesetenv(FE_DFL_ENV);
+	if (!rx->body)
+		rx->body = body;
+	rx->attempt->algorithm->make_room(rx); /* It cannot fail: there is a body. */
+	if (rx->body != body)
+		memcpy(rx->body, body, rx->frame.length);
+	rx->attempt->algorithm->landed(rx);
+	fesetenv(&environment);
+}
+
 void zp__early_replay(zp_engine *engine, uint64_t id)
 {
 	zp__receive rx;
@@ -248,12 +264,7 @@ void zp__early_replay(zp_engine *engine, uint64_t id)
 	while ((early = early_admit(engine, id, &rx))) {
 		zp__attempt *attempt = rx.attempt;
 		pthread_mutex_unlock(&engine->mutex);
-		if (!rx.body)
-			rx.body = early->body;
-		attempt->algorithm->make_room(&rx); /* It cannot fail: there is a body. */
-		if (rx.body != early->body)
-			memcpy(rx.body, early->body, rx.frame.length);
-		attempt->algorithm->landed(&rx);
+		early_land(&rx, early->body);
 		pthread_mutex_lock(&engine->mutex);
 		zp__attempt_moved(attempt, early->link);
 		zp__attempt_unpin(engine, attempt);

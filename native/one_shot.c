@@ -91,7 +91,8 @@ static void one_shot_landed(zp__receive *rx)
 	const zp_reduce_plan *plan = &attempt->plan;
 	zp__join join = {.count = plan->world_size,
 			 .place = plan->rank,
-			 .divisor = plan->op == ZP_AVG ? plan->world_size : 1};
+			 .divisor = plan->op == ZP_AVG ? plan->world_size : 1,
+			 .everywhere = true};
 	uint64_t checksum = zp__shares_join(attempt, &join, output_at(attempt, &span), own_at(attempt, &span),
 					    share_at(attempt, slot, 0), span.elements);
 	pthread_mutex_lock(&attempt->engine->mutex);

@@ -1,7 +1,7 @@
 /* The kernels of one instruction set: see each_isa.h. No alignment is assumed; plain loops that the compiler vectorises
  * (`to` may be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX
  * and MIN give a NaN where either side is one. Where both sides are NaN, or neither is, the CPU
- * chooses the bits of a NaN. */
+ * chooses the bits of a NaN; shares.c replaces them where peers have to agree. */
 
 #include "half.h"
 

@@ -47,6 +47,29 @@ static void piece_join(const zp__attempt *attempt, const zp__join *join, uint8_t
 		kernels->divide[plan->dtype](result + at, count, join->divisor);
 }
 
+#define NANS_REPLACE(TYPE, SIGN, INFINITE, QUIET)                                                                      \
+	for (size_t i = 0; i < count; i++) {                                                                           \
+		TYPE bits;                                                                                             \
+		memcpy(&bits, p + i * sizeof bits, sizeof bits);                                                       \
+		bits = (bits & (TYPE)~(SIGN)) > (INFINITE) ? (QUIET) : bits;                                           \
+		memcpy(p + i * sizeof bits, &bits, sizeof bits);                                                       \
+	}
+
+/* Which of two NaNs a sum is, and the sign of a new one, differ between CPUs, instruction sets and compilers. */
+static void nans_replace(uint32_t dtype, uint8_t *p, size_t count)
+{
+	if (dtype == ZP_FLOAT16)
+		NANS_REPLACE(uint16_t, 0x8000, 0x7c00, 0x7e00)
+	else if (dtype == ZP_BFLOAT16)
+		NANS_REPLACE(uint16_t, 0x8000, 0x7f80, 0x7fc0)
+	else if (dtype == ZP_FLOAT)
+		NANS_REPLACE(uint32_t, 0x80000000, 0x7f800000, 0x7fc00000)
+	else if (dtype == ZP_DOUBLE)
+		NANS_REPLACE(uint64_t, 0x8000000000000000, 0x7ff0000000000000, 0x7ff8000000000000)
+}
+
+#undef NANS_REPLACE
+
 uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
 			 uint8_t *shares, uint64_t elements)
 {
@@ -57,6 +80,8 @@ uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8
 	for (size_t at = 0; at < bytes; at += piece_bytes) {
 		size_t n = bytes - at < piece_bytes ? bytes - at : piece_bytes;
 		(wide ? piece_join_wide : piece_join)(attempt, join, result, own, shares, at, n / itemsize);
+		if (join->everywhere)
+			nans_replace(attempt->plan.dtype, result + at, n / itemsize);
 		zp__checksum_advance(&so_far, result, at + n);
 	}
 	return zp__checksum_finish(&so_far, result, bytes);
