@@ -19,6 +19,7 @@
 #define ZP__ID_WINDOW 65536u /* ids up to this much below the greatest one may still be learnt */
 #define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
 #define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
+#define ZP__EARLY_CHARGE_MIN (4u << 10) /* bytes that a frame which comes early is charged with, at least (message.c) */
 #define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
 #define ZP__SHM_RING_BYTES (1u << 20) /* one direction of a connection within a host */
 #define ZP__POOL_REGIONS_MAX 16u

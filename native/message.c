@@ -1,11 +1,13 @@
 /* Messages on channels: frames that are delivered as events. Everything here runs under the lock.
  *
  * Bounds. Messages that are being received, or were received and not released, are charged with the memory they take,
- * against messages_queued_bytes_max of the engine. At the bound a link is refused more than an equal share of it: its
- * connections whose next frame is a message stop receiving, and TCP pushes back. So no link can take the room of others.
- * A message whose body does not come loses its link (zp__links_check). Messages that are queued, or sent and not
- * acknowledged, count against the same bound per link, or a lower one of the caller's. At the bound zp_message_post()
- * fails, and a WRITABLE event follows. If a link has no other message, one of any size is accepted. */
+ * against messages_queued_bytes_max of the engine. A frame that comes early (early.c) is charged with at least
+ * ZP__EARLY_CHARGE_MIN, so that a peer cannot make them very many: all of them are searched, under the lock. At the
+ * bound a link is refused more than an equal share of it: its connections whose next frame is a message stop receiving,
+ * and TCP pushes back. So no link can take the room of others. A message whose body does not come loses its link
+ * (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
+ * a lower one of the caller's. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has no
+ * other message, one of any size is accepted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -171,8 +173,10 @@ static enum zp__verdict message_begin(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
-	uint64_t bytes = sizeof(zp__message_in) + frame->length;
-	if (!has_room(c->link, bytes))
+	uint64_t bytes = sizeof(zp__message_in) + frame->length, charged = bytes;
+	if (frame->kind != ZP__MESSAGE && charged < ZP__EARLY_CHARGE_MIN)
+		charged = ZP__EARLY_CHARGE_MIN;
+	if (!has_room(c->link, charged))
 		return ZP__PARK;
 	zp__message_in *message = buffer_take(engine, bytes);
 	if (!message)
@@ -181,11 +185,12 @@ static enum zp__verdict message_begin(zp__connection *c)
 		return engine->messages_bytes ? ZP__PARK : ZP__NO_MEMORY;
 	message->link = c->link;
 	message->link->references++;
-	message->link->received_bytes += bytes;
+	message->link->received_bytes += charged;
 	message->bytes = frame->length;
+	message->charged = charged;
 	zp__list_init(&message->event.node);
 	zp__list_append(&engine->messages, &message->node);
-	engine->messages_bytes += bytes;
+	engine->messages_bytes += charged;
 	c->rx.message = message;
 	c->rx.body = message->body;
 	c->rx.due_ns = zp__now_ns() + zp__stall_timeout_ns(engine);
@@ -216,12 +221,11 @@ enum zp__verdict zp__early_admit(zp__connection *c)
 /* Frees a message that was received in part or completely, and unparks connections that waited for its bytes. */
 void zp__message_forget(zp_engine *engine, zp__message_in *message)
 {
-	uint64_t bytes = sizeof *message + message->bytes;
 	zp__link *link = message->link;
-	engine->messages_bytes -= bytes;
-	link->received_bytes -= bytes;
+	engine->messages_bytes -= message->charged;
+	link->received_bytes -= message->charged;
 	zp__list_remove(&message->node);
-	buffer_give(engine, message, bytes);
+	buffer_give(engine, message, sizeof *message + message->bytes);
 	zp__link_release(link);
 	zp__unpark_all(engine);
 }

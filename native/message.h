@@ -21,6 +21,7 @@ struct zp__message_in {
 	zp__list node;	/* in engine->messages from admission to release */
 	zp__link *link; /* from which it comes; a reference */
 	uint64_t bytes; /* of body */
+	uint64_t charged;
 	zp__frame frame; /* of an attempt that is not begun: its header; event.node is in engine->early */
 	uint64_t checksum; /* of that */
 	uint8_t body[];
