@@ -229,7 +229,7 @@ static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd,
 			return n < 0 ? (int)n : -EIO;
 	}
 	rc = link_share(link, index, fd);
-	if (rc < 0)
+	if (rc < 0 && !first_bytes)
 		return rc;
 	c->fd = fd;
 	c->records = records;
@@ -237,6 +237,8 @@ static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd,
 	c->silent_ns = 0;
 	zp__retransmit_added(c, generation);
 	connection_adopt(c);
+	if (rc < 0) /* The other end has been told that it was taken, so it is taken, and lost. */
+		zp__connection_lose(c, rc);
 	return 0;
 }
 

@@ -25,6 +25,7 @@ int main(void)
 #include "check.h"
 #include "engine.h"
 #include "link.h"
+#include "support/faults.h"
 #include "support/pair.h"
 
 enum { WAIT_MS = 60000, RING_BYTES = ZP__SHM_RING_BYTES, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
@@ -519,6 +520,39 @@ static void test_sockets_that_are_not_taken(void)
 	pair_close(&both);
 }
 
+/* A connection for which there is no memory is taken if the other end was told so, and then it ends. Else it is not
+ * taken, and nothing was sent. */
+static void test_no_memory_for_one_more(bool tells)
+{
+	static const char first[] = "taken";
+	const faults_fault *fault = faults_all;
+	pair both;
+	int fds[2], more[2], one[2];
+	uint8_t id[ZP_PEER_ID_BYTES];
+	char heard[sizeof first + 1];
+	uint64_t link;
+	pair_id(1, id);
+	while (fault->call != FAULTS_MEMFD || fault->error != EMFILE)
+		fault++;
+	CHECK(pair_open(&both, 1, true) == 0);
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, more) == 0);
+	one[0] = fds[0];
+	one[1] = -1;
+	CHECK(zp_link_open(both.engines[0], id, one, NULL, 2, &link) == 0);
+	faults_arm(fault, 1);
+	int rc = zp_link_add(both.engines[0], id, link, 1, 1, more[0], NULL, tells ? first : NULL, tells ? sizeof first : 0);
+	CHECK(faults_disarm() == 1 && rc == (tells ? 0 : -EMFILE));
+	if (tells) {
+		CHECK(recv(more[1], heard, sizeof heard, MSG_WAITALL) == sizeof first && memcmp(heard, first, sizeof first) == 0);
+	} else {
+		CHECK(recv(more[1], heard, sizeof heard, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+		close(more[0]);
+	}
+	close(fds[1]);
+	close(more[1]);
+	pair_close(&both);
+}
+
 int main(void)
 {
 	test_streams(7);
@@ -534,6 +568,8 @@ int main(void)
 	test_who_does_not_look();
 	test_an_engine();
 	test_sockets_that_are_not_taken();
+	test_no_memory_for_one_more(false);
+	test_no_memory_for_one_more(true);
 	return 0;
 }
 #endif
