@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from e2e.harness import HANG_SECONDS
 
-from zpccl.cli.launch import Chaos, parse_chaos
+from zpccl.cli.launch import Chaos, Launcher, parse_chaos
 from zpccl.cli.main import main
 from zpccl.errors import InvalidArgument
 
@@ -116,6 +118,55 @@ def test_long_lines_are_cut() -> None:
     status, lines = output_of("-n", "1", "--", sys.executable, "-c", "print('x' * 200_000); print('end', end='')")
     assert status == 0 and len(lines) > 3 and lines[-1] == "[0] end"
     assert sum(line.count("x") for line in lines) == 200_000
+
+
+def test_what_nobody_reads_ends_all() -> None:
+    """L1: as in `zpccl launch ... | head -1`."""
+    program = "while true; do echo line; sleep 0.02; done"
+    with launch("-n", "2", "--", "bash", "-c", program) as process:
+        list(lines_until(process, "line", 1))
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(HANG_SECONDS) == 128 + signal.SIGPIPE
+
+
+def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: a process that a program has left behind, and that writes more quickly than the launcher reads."""
+    read = os.read
+
+    def read_and_refill(descriptor: int, size: int) -> bytes:
+        data = read(descriptor, size)
+        if data:
+            Path(f"/proc/self/fd/{descriptor}").write_bytes(b"more\n")
+        return data
+
+    monkeypatch.setattr(os, "read", read_and_refill)
+    output = io.BytesIO()
+    assert Launcher(["sh", "-c", "echo once; exit 3"], 1, "example.org:1", Chaos(), output).run() == 3
+    assert output.getvalue().startswith(b"[0] once\n") and b"status 3" in output.getvalue()
+
+
+def test_the_end_of_the_terminal_ends_all() -> None:
+    """Programs are sessions of their own, so it does not reach them."""
+    with launch("-n", "2", "--", "bash", "-c", WAITS.format("HUP")) as process:
+        list(lines_until(process, "ready", 2))
+        process.send_signal(signal.SIGHUP)
+        output, _ = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 129
+    assert output.count("interrupted") == 2
+
+
+def test_under_nohup_the_end_of_the_terminal_is_nothing(tmp_path: Path) -> None:
+    program = f"echo ready; while ! [ -e {tmp_path}/go ]; do sleep 0.02; done"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch("-n", "1", "--", "bash", "-c", program) as process:
+            list(lines_until(process, "ready", 1))
+            process.send_signal(signal.SIGHUP)
+            (tmp_path / "go").touch()
+            assert process.wait(HANG_SECONDS) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_chaos_is_parsed() -> None:

@@ -6,6 +6,9 @@ is a session of its own, so a Ctrl-C of the terminal reaches the launcher alone,
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import random
 import re
@@ -14,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +27,7 @@ from zpccl import limits
 from zpccl.errors import InvalidArgument
 from zpccl.master_node import MasterNode
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Launcher:
 
         Returns:
             The exit status of the first process that failed, 128 + its number if a signal ended it; 130 if Ctrl-C came
-            before, 143 if SIGTERM did; else 0.
+            before, 143 if SIGTERM did, 129 if the terminal was closed, 141 if nobody reads the output; else 0.
 
         Raises:
             InvalidArgument: the program cannot be started.
@@ -109,7 +113,9 @@ class Launcher:
             self._master_address = master.address
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        before = [(number, signal.signal(number, self._on_signal)) for number in STOP_SIGNALS]
+        # Under nohup the end of the terminal is nothing.
+        numbers = [each for each in STOP_SIGNALS if (each, signal.getsignal(each)) != (signal.SIGHUP, signal.SIG_IGN)]
+        before = [(number, signal.signal(number, self._on_signal)) for number in numbers]
         descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
             self._selector.register(reader, selectors.EVENT_READ, lambda: reader.recv(64))
@@ -119,7 +125,8 @@ class Launcher:
         finally:
             self._kill_all()  # Where there was an error: else there are none.
             for child in list(self._children):
-                self._on_exit(child)
+                with contextlib.suppress(OSError):  # Where that was the error: of writing the output.
+                    self._on_exit(child)
             signal.set_wakeup_fd(descriptor)
             for number, handler in before:
                 signal.signal(number, handler)
@@ -201,7 +208,7 @@ class Launcher:
         self._signals.append(number)
 
     def _stop(self, number: int) -> None:
-        """Ends all: the first signal is passed on, a second one kills."""
+        """Ends all: the first signal is passed on, a second one kills. Many programs ignore SIGPIPE."""
         self._status = self._status or 128 + number
         if self._is_stopping:
             self._kill_all()
@@ -209,25 +216,25 @@ class Launcher:
         self._is_stopping = self._is_over = True
         self._kill_at_s = time.monotonic() + limits.LAUNCH_STOP_TIMEOUT_NS / limits.SECOND
         for child in self._children:
-            _signal_group(child, number)
+            _signal_group(child, signal.SIGTERM if number == signal.SIGPIPE else number)
 
     def _kill_all(self) -> None:
         for child in self._children:
             _signal_group(child, signal.SIGKILL)
 
-    def _read(self, child: _Child) -> bool:
-        """Writes the whole lines of a process. False once there is nothing more to read now."""
+    def _read(self, child: _Child) -> int:
+        """Writes the whole lines of a process. Returns the bytes read, 0 once there is nothing more to read now."""
         assert child.process.stdout is not None
         if child.process.stdout.closed:  # It has ended a moment ago, and all of its output has been read.
-            return False
+            return 0
         try:
             data = os.read(child.process.stdout.fileno(), limits.LAUNCH_LINE_BYTES_MAX)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             if child.process.stdout in self._selector.get_map():
                 self._selector.unregister(child.process.stdout)
-            return False
+            return 0
         *lines, rest = (bytes(child.line) + data).split(b"\n")
         child.line[:] = rest
         for line in lines:
@@ -235,16 +242,25 @@ class Launcher:
         if len(child.line) >= limits.LAUNCH_LINE_BYTES_MAX:
             self._write(child, bytes(child.line))
             child.line.clear()
-        return True
+        return len(data)
 
     def _write(self, child: _Child, line: bytes) -> None:
-        self._output.write(b"[%d] %s\n" % (child.number, line))
-        self._output.flush()
+        try:
+            self._output.write(b"[%d] %s\n" % (child.number, line))
+            self._output.flush()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # The pipe, or the terminal, has been closed.
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # For what is written until all have ended.
+            os.dup2(nowhere, self._output.fileno())
+            os.close(nowhere)
+            self._signals.append(signal.SIGPIPE)
 
     def _on_exit(self, child: _Child) -> None:
         status = child.process.wait()
-        while self._read(child):  # What children of its own still write is not waited for.
-            pass
+        left = _unread_bytes(child)  # What children of its own write from now on is not waited for.
+        while left > 0 and (count := self._read(child)):
+            left -= count
         if child.line:
             self._write(child, bytes(child.line))
         assert child.process.stdout is not None
@@ -277,6 +293,14 @@ class Launcher:
         if len(self._children) < limits.LAUNCH_PROCESSES_MAX:
             self._start()
             self._write(self._children[-1], b"zpccl launch: joins")
+
+
+def _unread_bytes(child: _Child) -> int:
+    assert child.process.stdout is not None
+    if child.process.stdout.closed:
+        return 0
+    found = fcntl.ioctl(child.process.stdout, termios.FIONREAD, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
 
 
 def _signal_group(child: _Child, number: int) -> None:
