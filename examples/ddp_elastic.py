@@ -8,6 +8,7 @@ that are there at the end have the same weights, bit for bit.
 """
 
 import argparse
+import contextlib
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,12 @@ def again(call: Callable[[], Any]) -> Any:
             return call()
         except zpccl.PeerLost:
             continue
+
+
+def sync(comm: zpccl.Communicator, state: zpccl.SharedState) -> None:
+    """Syncs with the others, unless all of them are lost meanwhile."""
+    with contextlib.suppress(zpccl.TooFewPeers):
+        again(lambda: comm.sync_shared_state(state))
 
 
 def agreed_members(comm: zpccl.Communicator) -> tuple[str, ...]:
@@ -71,7 +78,7 @@ def main() -> None:
                 if not is_newcomer:
                     again(comm.update_topology)
                 if comm.world_size > 1:
-                    again(lambda: comm.sync_shared_state(state))
+                    sync(comm, state)
                 members, is_newcomer = agreed_members(comm), False
                 continue  # A newcomer has to look, too, whether the training is over.
             batch = torch.from_numpy(sampler.take(max(1, BATCH // len(members)), members, comm.peer_id))

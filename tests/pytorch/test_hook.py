@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +78,46 @@ def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: l
 
 
 LAYOUTS = [[[2], [1, 0]], [[0, 1, 2]]]
+
+
+def test_the_example_goes_on_alone_if_all_others_are_lost_in_a_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    pytest.importorskip("rich")
+    example = importlib.import_module("ddp_elastic")
+    with local_run(2) as run:
+        state = zpccl.SharedState([zpccl.TensorInfo.from_torch(torch.ones(2), "weights")])
+        synced = run.start(example.sync, run.comms[0], state)
+        run.comms[1].close()
+        finish(synced)
+        assert example.agreed_members(run.comms[0]) == (run.comms[0].peer_id,)
+
+
+def average_of(values: list[float], weights: list[float]) -> list[list[float]]:
+    """What two peers get, each of which has a gradient of one value, as the mean of so many samples."""
+    with local_run(2) as run:
+
+        def train(comm: zpccl.Communicator) -> list[float]:
+            place = run.comms.index(comm)
+            parameters = [torch.nn.Parameter(torch.ones(2))]
+            made = hook.fault_tolerant_hook(comm, parameters, samples=lambda: weights[place])
+            return list(made(None, Bucket(parameters, [torch.full((2,), values[place])], 0, True)).wait().tolist())
+
+        return run.all(train)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradients_of_no_samples_do_not_count_whatever_they_are(value: float) -> None:
+    """The mean of nothing is not a number."""
+    assert average_of([1.5, value], [4, 0]) == [[1.5, 1.5]] * 2
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_cannot_be(weight: float) -> None:
+    with local_run(1) as run:
+        parameters = [torch.nn.Parameter(torch.ones(2))]
+        made = hook.fault_tolerant_hook(run.comms[0], parameters, samples=lambda: weight)
+        with pytest.raises(zpccl.InvalidArgument, match="samples"):
+            made(None, Bucket(parameters, [torch.ones(2)], 0, True))
 
 
 @pytest.mark.parametrize("weights", [None, (1, 3), (0, 2), (0, 0)])

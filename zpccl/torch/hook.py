@@ -8,6 +8,7 @@ the backward pass. In return a step is averaged over the same peers for all para
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -100,6 +101,8 @@ class FaultTolerantHook:
             )
         gradients = [self._gradients[place] for place in range(len(self._parameters))]
         weight = float(self._samples()) if self._samples is not None else None
+        if weight is not None and not 0 <= weight < math.inf:
+            raise InvalidArgument(f"samples() has returned {weight}; it must be a finite number that is not negative")
         dtypes = sorted({gradient.dtype for gradient in gradients}, key=str)
         for i, dtype in enumerate(dtypes):
             self._average([gradient for gradient in gradients if gradient.dtype is dtype], dtype, weight, self._tag + i)
@@ -119,7 +122,10 @@ class FaultTolerantHook:
         if weight is None:
             self._all_reduce(send, recv, ReduceOp.AVG, tag)
         else:
-            send[:count] *= weight
+            if weight > 0:
+                send[:count] *= weight
+            else:
+                send[:count] = 0  # Also of what is not finite, as the mean of no samples may be.
             send[count] = weight
             self._all_reduce(send, recv, ReduceOp.SUM, tag)
             if recv[count] > 0:
