@@ -97,11 +97,13 @@ class AsyncReduceHandle:
         another thread, but neither wait nor call the communicator.
         """
 
+        loop = self._loop  # The call refers to its callbacks: if they referred to the handle, it would stay for long.
+
         def call(_: object) -> None:
             try:
                 callback()
             except BaseException:
-                if not self._loop.is_own_thread():
+                if not loop.is_own_thread():
                     raise
                 logger.exception("the callback of a collective failed")  # Others wait for this thread.
 

@@ -488,7 +488,8 @@ TORCH_CALLBACK_THREADS_MAX = 4
 TORCH_MASTER_TIMEOUT_NS = 10 * SECOND
 """How long a process group waits for a master that lives in the process of one of its ranks, once that is gone."""
 TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND
-"""How long the rank whose process has the master waits, as it leaves a process group, until all others have left."""
+"""How long the rank whose process has the master waits, as it leaves a process group, until all others have left; and
+any rank, at the end of its program, for callbacks that still run."""
 TORCH_SAMPLES_MAX = 2**32
 """Samples of an ElasticSampler, whose order takes 8 bytes a sample on each peer."""
 TORCH_JOIN_INTERVAL_NS = 5 * MS

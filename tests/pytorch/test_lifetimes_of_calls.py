@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,13 +18,15 @@ import torch.distributed as dist  # noqa: E402
 from e2e.harness import until  # noqa: E402
 
 import zpccl  # noqa: E402
+from pytorch import groups  # noqa: E402
+from pytorch.programs import Processes  # noqa: E402
 from zpccl.torch import pairs  # noqa: E402
 from zpccl.torch.configuration import Configuration  # noqa: E402
 from zpccl.torch.pairs import Message, Pair  # noqa: E402
 from zpccl.torch.rendezvous import Membership  # noqa: E402
 from zpccl.torch.work import Part, Work  # noqa: E402
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 def test_a_future_is_answered_though_the_group_has_just_ended() -> None:
@@ -66,3 +71,109 @@ def test_a_message_is_answered_whatever_the_meeting_raises(monkeypatch: pytest.M
     until(lambda: all(message.done() for message in messages), "their answers")
     assert isinstance(messages[0].exception(), zpccl.InternalError)
     pair.close(is_orderly=False)
+
+
+CALLS: dict[str, Callable[[Any, int, Any], Any]] = {
+    "reduces": lambda group, rank, tensor: group.allreduce([tensor]),
+    "gathers": lambda group, rank, tensor: group.allgather([[torch.zeros(5), torch.zeros(5)]], [tensor]),
+    "sends": lambda group, rank, tensor: (group.recv if rank else group.send)([tensor], 1 - rank, 0),
+}
+
+
+@pytest.mark.parametrize("with_future", [False, True])
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_that_has_ended_is_freed_without_a_collection_of_garbage(what: str, with_future: bool) -> None:
+    """B1: its tensors too, which are as large as gradients. Hooks of DDP ask for a future before the call has ended."""
+    with groups.local_ranks(2) as ranks:
+
+        def call(group: Any, rank: int) -> list[weakref.ref[Any]]:
+            tensor = torch.ones(5)
+            work = CALLS[what](group, rank, tensor)
+            if with_future:
+                work.get_future().wait()
+            work.wait()
+            (part,) = work._parts
+            return [weakref.ref(each) for each in (tensor, work, part.handle)]
+
+        ranks.all(call)
+        gc.disable()
+        try:
+            found = [reference for references in ranks.all(call) for reference in references]
+            until(lambda: not any(reference() is not None for reference in found), "their end")
+        finally:
+            gc.enable()
+
+
+def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
+    """B1: a program may keep the first one."""
+    with groups.local_ranks(2) as ranks:
+        first = ranks.groups[0].send([torch.ones(1)], 1, 0)
+        behind = [ranks.groups[0].send([torch.ones(1)], 1, 0) for _ in range(40)]
+        found = [weakref.ref(work._parts[0].handle) for work in behind]
+        received = [ranks.groups[1].recv([torch.zeros(1)], 0, 0) for _ in range(41)]
+        for work in [first, *behind, *received]:
+            work.wait()
+        gc.disable()
+        try:
+            del work, behind
+            until(lambda: not any(reference() is not None for reference in found), "their end")
+        finally:
+            gc.enable()
+        assert first.is_completed()
+
+
+def test_a_callback_at_the_end_of_the_program_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would end its thread in the middle, and the process abort."""
+    from zpccl.torch import configuration as module
+
+    configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
+    configuration.leave(zpccl.InvalidUsage("it ends"), is_orderly=False)
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def callback() -> None:
+        begun.set()
+        go.wait(10)
+        ended.set()
+
+    configuration.run_later(callback)
+    assert begun.wait(10)
+    join = threading.Thread.join
+
+    def let_go_and_join(thread: threading.Thread, timeout: float | None = None) -> None:
+        go.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", let_go_and_join)
+    module.wait_for_late_threads()
+    assert ended.is_set()
+
+
+FORKS = """
+import os, sys, torch, torch.distributed as dist, zpccl, zpccl.torch
+dist.init_process_group("zpccl")
+dist.barrier()
+if dist.get_rank() == 1:
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except zpccl.InvalidUsage as error:
+            print("fork" in str(error), flush=True)
+        dist.destroy_process_group()
+        os._exit(0)
+    os.waitpid(child, 0)
+tensor = torch.ones(1)
+if dist.get_rank() == 1:
+    input()
+dist.all_reduce(tensor)
+dist.destroy_process_group()
+print(tensor.item())
+"""
+
+
+def test_a_forked_child_that_destroys_the_group_does_not_leave_for_its_parent() -> None:
+    """Rank 0 ends the master once all have left, or seem to."""
+    with Processes(FORKS, 2) as processes:
+        assert processes.line(1) == "True"
+        processes.tell(1)
+        assert [processes.end(rank) for rank in range(2)] == ["2.0\n"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 dist = torch.distributed
 groups = pytest.importorskip("pytorch.groups", exc_type=ImportError)
 gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
+process_group = pytest.importorskip("zpccl.torch.process_group", exc_type=ImportError)
 rendezvous = pytest.importorskip("zpccl.torch.rendezvous", exc_type=ImportError)
 pairs = pytest.importorskip("zpccl.torch.pairs", exc_type=ImportError)
 works = pytest.importorskip("zpccl.torch.work", exc_type=ImportError)
@@ -472,6 +474,80 @@ def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:
     trio.all(run)
 
 
+def test_of_a_coalesced_collective_all_is_refused_or_nothing(trio: Any) -> None:
+    """S4: what was fine is not reduced after the call has raised."""
+
+    def run(group: Any, rank: int) -> None:
+        tensor, gathered = torch.ones(4), torch.zeros(12)
+        wrong = torch.ones(2, dtype=torch.complex64)
+        with pytest.raises(zpccl.InvalidArgument, match="complex64"):
+            group.allreduce_coalesced([tensor, wrong])
+        with pytest.raises(zpccl.InvalidArgument, match="complex64"):
+            group.reduce_scatter_single_coalesced([torch.zeros(4), wrong], [torch.ones(12), wrong.repeat(3)])
+        with pytest.raises(zpccl.InvalidArgument, match="output elements"):
+            group.all_gather_single_coalesced([gathered, torch.zeros(1)], [tensor, tensor])
+        for _ in range(3):
+            group.barrier().wait()
+        assert tensor.tolist() == [1.0] * 4 and gathered.tolist() == [0.0] * 12
+
+    trio.all(run)
+
+
+WRONG_SHAPES: dict[str, Callable[[Any, int], Any]] = {
+    "outputs that are shorter": lambda group, _: group.allgather([[torch.zeros(2)] * 3], [torch.ones(3)]),
+    "outputs that are longer": lambda group, _: group.allgather([[torch.zeros(4)] * 3], [torch.ones(3)]),
+    "coalesced outputs": lambda group, _: group.allgather_coalesced([[torch.zeros(2)]] * 3, [torch.ones(3)]),
+    "gathered outputs": lambda group, rank: group.gather(
+        [[torch.zeros(2)] * 3], [torch.ones(3)], with_options(dist.GatherOptions, rootRank=rank)
+    ),
+    "parts to scatter": lambda group, rank: group.scatter(
+        [torch.zeros(2)],
+        [[torch.ones(1), torch.ones(2), torch.ones(3)]],
+        with_options(dist.ScatterOptions, rootRank=rank),
+    ),
+    "parts to reduce": lambda group, _: group.reduce_scatter(
+        [torch.zeros(2)], [[torch.ones(1), torch.ones(2), torch.ones(3)]]
+    ),
+    "dtypes of all_gather_single": lambda group, _: group.all_gather_single(torch.zeros(6).double(), torch.ones(2)),
+    "dtypes of reduce_scatter_single": lambda group, _: group.reduce_scatter_single(
+        torch.zeros(2).int(), torch.ones(6)
+    ),
+    "dtypes of reduce_scatter": lambda group, _: group.reduce_scatter([torch.zeros(2).int()], [[torch.ones(2)] * 3]),
+    "dtypes of all_to_all_single": lambda group, _: group.all_to_all_single(
+        torch.zeros(3).int(), torch.ones(3), [], []
+    ),
+    "dtypes of all_to_all": lambda group, _: group.alltoall([torch.zeros(1).int()] * 3, [torch.ones(1)] * 3),
+    "an average of booleans": lambda group, _: group.reduce_scatter_single(
+        torch.zeros(1).bool(), torch.ones(3).bool(), with_options(dist.ReduceScatterOptions, reduceOp=dist.ReduceOp.AVG)
+    ),
+    "a sparse tensor": lambda group, _: group.allreduce([torch.eye(2).to_sparse()]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_SHAPES)
+def test_tensors_that_do_not_fit_are_refused(trio: Any, what: str) -> None:
+    """As by other backends: nothing is cut short, converted, or taken for what it is not. In any order of peer ids."""
+
+    def run(group: Any, rank: int) -> None:
+        with pytest.raises(zpccl.InvalidArgument):
+            WRONG_SHAPES[what](group, rank).wait()
+        group.barrier().wait()
+
+    trio.all(run)
+
+
+def test_no_rank_gets_half_a_complex_number() -> None:
+    """Which travels as bytes, and these could be shared evenly."""
+    with groups.local_ranks(2) as ranks:
+
+        def run(group: Any, rank: int) -> None:
+            tensor = torch.ones(3, dtype=torch.complex64)
+            with pytest.raises(zpccl.InvalidArgument, match="equal parts"):
+                group.all_to_all_single(torch.zeros_like(tensor), tensor, [], [])
+
+        ranks.all(run)
+
+
 # --- Faults ---------------------------------------------------------------------------------------------------------
 
 
@@ -536,6 +612,34 @@ def test_not_all_ranks_come() -> None:
         rendezvous.meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)
 
 
+def test_the_same_ranks_meet_in_the_same_store_again() -> None:
+    """After destroy_process_group and init_process_group in a job of torchrun. Messages find each other again, too."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        for meeting in range(3):
+
+            def meet_and_leave(rank: int, number: int = meeting) -> tuple[list[float], float]:
+                group = process_group.ProcessGroup.of_all(store, rank, 2, timedelta(seconds=20))
+                outputs, message = [torch.zeros(1), torch.zeros(1)], torch.full((1,), float(number * (1 - rank)))
+                group.allgather([outputs], [torch.full((1,), 10.0 * number + rank)]).wait()
+                (group.recv if rank else group.send)([message], 1 - rank, 0).wait()
+                group.shutdown()
+                return [float(output) for output in outputs], float(message)
+
+            assert (
+                groups.at_once(threads, meet_and_leave, range(2))
+                == [([10.0 * meeting, 10.0 * meeting + 1], float(meeting))] * 2
+            )
+
+
+def test_a_rank_that_came_in_vain_is_forgotten() -> None:
+    """The next one waits for it, and does not look for the master of then."""
+    store = dist.HashStore()
+    for rank in range(2):
+        with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
+            rendezvous.meet(store, rank, 2, timedelta(milliseconds=100), is_default=False)
+
+
 def test_a_rank_may_leave_as_soon_as_the_group_is_made() -> None:
     """Others need not have read the list of members by then."""
     for _ in range(20):
@@ -566,8 +670,9 @@ def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch)
         assert all(isinstance(error, zpccl.InvalidUsage) and "peer0" in str(error) for error in errors), errors
 
 
-def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> None:
-    """L1: in a message that waits for the other rank. TimeoutError is what futures raise, too."""
+@contextlib.contextmanager
+def interrupted_soon() -> Iterator[None]:
+    """Code that a signal handler ends by an exception."""
 
     def end(number: int, frame: Any) -> None:
         raise TimeoutError("the job ends")
@@ -576,8 +681,37 @@ def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> 
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(TimeoutError, match="the job ends"):
-            pairs.Message().wait(20)
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> None:
+    """L1: in a message that waits for the other rank. TimeoutError is what futures raise, too."""
+    with interrupted_soon():
+        pairs.Message().wait(20)
     assert pairs.Message().wait(0.01)[0] is False
+
+
+def test_an_interrupted_collective_ends_the_group() -> None:
+    """L1: no other rank waits for what this one has given up."""
+    with groups.local_ranks(2) as ranks:
+        group, other = ranks.groups
+        work = group.allreduce([torch.ones(1)])
+        with interrupted_soon():
+            work.wait()
+        assert isinstance(groups.failure(lambda: other.allreduce([torch.ones(1)]).wait()), zpccl.PeerLost)
+        assert isinstance(groups.failure(group.barrier), zpccl.InvalidUsage)
+
+
+def test_nothing_is_received_after_an_interruption() -> None:
+    """S4: when the other rank comes for the first time after that."""
+    with groups.local_ranks(2) as ranks:
+        group, other = ranks.groups
+        tensor = torch.zeros(1)
+        work = group.recv([tensor], 1, 0)
+        with interrupted_soon():
+            work.wait()
+        assert isinstance(groups.failure(lambda: other.send([torch.ones(1)], 0, 0).wait()), zpccl.PCCLError)
+        assert tensor.item() == 0

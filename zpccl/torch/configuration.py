@@ -11,7 +11,10 @@ completed, and their callbacks run, in a few threads of the configuration.
 from __future__ import annotations
 
 import copy
+import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,6 +26,7 @@ import torch.distributed as dist
 from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
+from zpccl.engine.living import Living
 from zpccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
 from zpccl.torch.pairs import Pair, as_own
 from zpccl.torch.rendezvous import Membership, claimed
@@ -50,6 +54,7 @@ class Configuration:
         self.error: PCCLError | None = None
         self.failure: PCCLError | None = None
         self._members = members
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._is_left = False
         self._tags = Tags(limits.calls_in_flight_max(members.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
@@ -88,13 +93,14 @@ class Configuration:
             launch: makes the call, at the tag that it is given.
             timeout: how long to wait for the call that has the tag, if as many as there are tags are in flight.
         """
+        self.check()  # Also before: after a fork the lock may stay locked.
         with self._lock:
             self.check()
             tag = self._tags.next(signature)
             before = self._in_flight.get(tag)
-        if before is not None:
-            before.wait(timeout.total_seconds())  # Its own Work says what became of it.
         try:
+            if before is not None:
+                before.wait(timeout.total_seconds())  # Its own Work says what became of it.
             if self.communicator.world_size < self.size:
                 raise PeerLost(f"{self.communicator.world_size} of {self.size} ranks are left")
             handle = launch(self.communicator, tag)
@@ -102,12 +108,17 @@ class Configuration:
             raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
         except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
             raise copy.copy(self.fail(as_own(error))) from error
+        except BaseException:  # Ctrl-C: the others count this call.
+            self.fail(interruption())
+            raise
         self._in_flight[tag] = handle
-        handle.add_done_callback(lambda: self._forget(tag, handle))
+        reference = weakref.ref(handle)  # What the handle refers to would else refer to it.
+        handle.add_done_callback(lambda: self._forget(tag, reference))
         return handle
 
     def pair(self, other: int, timeout: timedelta) -> Pair:
         """This rank and another one, for messages. They meet, within `timeout`, at the first message."""
+        self.check()  # As in `issue`.
         with self._lock:
             self.check()
             if other not in self._pairs:
@@ -124,8 +135,10 @@ class Configuration:
     def fail(self, error: PCCLError) -> PCCLError:
         """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
 
-        Returns the error that it has ended with: the first one.
+        Returns the error that it has ended with: the first one. In a child process made by fork nothing ends.
         """
+        if self._pid != os.getpid():
+            return error
         with self._lock:
             if self.error is None:
                 self.error = self.failure = error
@@ -143,7 +156,9 @@ class Configuration:
             self._threads.submit(function)
         except RuntimeError:  # They have been ended, by `leave` or by the end of the program.
             try:
-                threading.Thread(target=function, name="zpccl-torch", daemon=True).start()
+                thread = threading.Thread(target=function, name="zpccl-torch", daemon=True)
+                _late_threads.add(thread)
+                thread.start()
             except RuntimeError:  # There is none to have.
                 function()
 
@@ -154,6 +169,8 @@ class Configuration:
             error: what to tell.
             is_orderly: where the master is in this process, it goes on until the others have left, for a while.
         """
+        if self._pid != os.getpid():
+            return  # The ranks are the parent's.
         with self._lock:
             if self._is_left:
                 return
@@ -167,11 +184,33 @@ class Configuration:
         self._threads.shutdown(wait=False)
 
     def check(self) -> None:
-        """Raises the error that it has ended with, if it has."""
+        """Raises the error that it has ended with, if it has. A child process made by fork has no ranks."""
+        if self._pid != os.getpid():
+            raise InvalidUsage("the process group belongs to the parent process; make a new one after fork")
         if self.error is not None:
             raise copy.copy(self.error)  # Raising writes to it, and several threads may.
 
-    def _forget(self, tag: int, handle: AsyncReduceHandle) -> None:
+    def _forget(self, tag: int, reference: weakref.ref[AsyncReduceHandle]) -> None:
         with self._lock:
-            if self._in_flight.get(tag) is handle:
+            handle = self._in_flight.get(tag)
+            if handle is not None and handle is reference():
                 del self._in_flight[tag]
+
+
+_late_threads: Living[threading.Thread] = Living()
+
+
+def wait_for_late_threads() -> None:
+    """Waits, for a while, for callbacks that run at the end of the program.
+
+    Python would end their threads in the middle, and the C++ of torch that calls them then aborts the process.
+    """
+    deadline = time.monotonic() + limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND
+    for thread in _late_threads.all():
+        if thread.ident is not None:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+
+def interruption() -> PCCLError:
+    """Why a configuration has ended whose rank has given up a call in the middle."""
+    return InvalidUsage("Ctrl-C, or another exception of a signal handler, has ended a call in the middle")

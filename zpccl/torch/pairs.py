@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -47,7 +48,8 @@ class Message:
     def begin(self, handle: AsyncReduceHandle) -> None:
         """The call is made; its end ends the message."""
         self._begun.set_result(handle)
-        handle.add_done_callback(lambda: self._ended.set_result(None))
+        ended = self._ended  # What the message refers to must not refer to it: both would stay for long.
+        handle.add_done_callback(lambda: ended.set_result(None))
 
     def fail(self, error: PCCLError) -> None:
         """The call is not made."""
@@ -142,11 +144,13 @@ class Pair:
                 except Exception as error:  # noqa: BLE001 - handed to who waits for the message
                     message.fail(as_own(error))
 
-        message.add_done_callback(lambda: self._forget(call_tag, message))
+        reference = weakref.ref(message)
+        message.add_done_callback(lambda: self._forget(call_tag, reference))
         if before is None:
             self._submit(begin)
         else:
-            before.add_done_callback(lambda: self._submit(begin))
+            next_ones = [begin]  # Those before must not hold the tensors of all that come behind them.
+            before.add_done_callback(lambda: self._submit(next_ones.pop()))
         return message
 
     def close(self, *, is_orderly: bool) -> None:
@@ -161,9 +165,10 @@ class Pair:
         if met is not None:
             met.leave(is_orderly=is_orderly)
 
-    def _forget(self, call_tag: int, message: Message) -> None:
+    def _forget(self, call_tag: int, reference: weakref.ref[Message]) -> None:
         with self._lock:
-            if self._latest.get(call_tag) is message:
+            message = self._latest.get(call_tag)
+            if message is not None and message is reference():
                 del self._latest[call_tag]
 
     def _take(self, message: Message) -> bool:
@@ -198,3 +203,4 @@ class Pair:
     def _run(self) -> None:
         while (begin := self._work.get()) is not None:
             begin()
+            del begin  # Else its tensor stays until the next message.

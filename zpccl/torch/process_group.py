@@ -9,6 +9,7 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from zpccl.communicator import Communicator
 from zpccl.engine.living import Living
 from zpccl.engine.tensors import check_torch
 from zpccl.errors import InvalidArgument, InvalidUsage, OperationTimeout, PCCLError, PeerLost
-from zpccl.torch.configuration import Configuration
+from zpccl.torch.configuration import Configuration, wait_for_late_threads
 from zpccl.torch.device_backend import DeviceBackend
 from zpccl.torch.handle import Handle
 from zpccl.torch.rendezvous import Membership, meet
@@ -39,6 +40,21 @@ _OPERATIONS = (
 _OF_BOOL = {ReduceOp.SUM: ReduceOp.MAX, ReduceOp.MAX: ReduceOp.MAX, ReduceOp.PROD: ReduceOp.MIN}
 _OF_BOOL[ReduceOp.MIN] = ReduceOp.MIN
 _DESTROYED = "the process group has been destroyed"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that can be made: what may be wrong with its tensor has been looked for.
+
+    Attributes:
+        signature: what all ranks must agree on.
+        launch: makes the call, at a tag.
+        finish: see `Part`.
+    """
+
+    signature: tuple[str, int, Any, Hashable]
+    launch: Callable[[Communicator, int], AsyncReduceHandle]
+    finish: Callable[[Any], object] | None
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -170,7 +186,7 @@ class ProcessGroup(dist.ProcessGroup):
         store = own.store(opts.uuid, handles[0], timeout)
         members = meet(store, handles.index(own.text), len(handles), timeout, is_default=False)
         self._configuration = Configuration(members)
-        return self._work([], [])
+        return self._issue([], [])
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> DeviceBackend:
         """A group of the other ranks, in their order, as the backend that torch's `shrink_group` makes a group of.
@@ -221,22 +237,27 @@ class ProcessGroup(dist.ProcessGroup):
 
     # --- Issuing ----------------------------------------------------------------------------------------------------
 
-    def _issue(
+    def _call(
         self,
         kind: str,
         tensor: Any,
         detail: Hashable,
         launch: Callable[[Communicator, int], AsyncReduceHandle],
         finish: Callable[[Any], object] | None = None,
-    ) -> list[Part]:
-        signature = kind, tensor.numel(), tensor.dtype, detail
-        return [Part(self._configuration.issue(signature, launch, self.timeout), finish)]
+    ) -> list[_Call]:
+        check_torch(tensor, "the tensor")
+        return [_Call((kind, tensor.numel(), tensor.dtype, detail), launch, finish)]
+
+    def _issue(self, calls: Sequence[_Call], outputs: Any, options: Any = None) -> Work:
+        """Makes all calls of a collective, or none if the tensor of one is refused: it comes here then for none."""
+        self._configuration.check()
+        issue = self._configuration.issue
+        parts = [Part(issue(call.signature, call.launch, self.timeout), call.finish) for call in calls]
+        return self._work(parts, outputs, options)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
         timeout = getattr(options, "timeout", timedelta(0))
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self.timeout.total_seconds()
-        if not parts:
-            self._configuration.check()
         return Work(self._configuration, parts, outputs, size or self._size, seconds)
 
     # --- Reductions -------------------------------------------------------------------------------------------------
@@ -248,17 +269,18 @@ class ProcessGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Work:
         """Reduces several tensors of each rank, in place, each by a call of its own. `opts` may be an operation."""
         op = getattr(opts, "reduceOp", opts or dist.ReduceOp.SUM)
-        parts = [part for tensor in tensors for part in self._reduce(tensor, tensor, op)]
-        return self._work(parts, tensors, opts)
+        calls = [call for tensor in tensors for call in self._reduce(tensor, tensor, op)]
+        return self._issue(calls, tensors, opts)
 
     def reduce(self, tensors: list[Any], opts: Any) -> Work:
         """Reduces a tensor of each rank for the root. It is an all-reduce: others have only their copy for nothing."""
         (tensor,) = tensors
         output = tensor if opts.rootRank == self._rank else None
-        return self._work(self._reduce(tensor, output, opts.reduceOp), tensors, opts)
+        return self._issue(self._reduce(tensor, output, opts.reduceOp), tensors, opts)
 
-    def _reduce(self, tensor: Any, output: Any, op: Any) -> list[Part]:
+    def _reduce(self, tensor: Any, output: Any, op: Any) -> list[_Call]:
         operation, factor = _operation(op, tensor)
+        _check_layout(tensor)
         if self._size == 1 and factor is not None:
             output.detach().mul_(factor)
         if self._size == 1 or tensor.numel() == 0:
@@ -267,7 +289,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(tensor, must_copy=not is_in_place)
         if factor is not None:
             memory.mul_(factor)
-        return self._issue(
+        return self._call(
             "all_reduce",
             memory,
             operation,
@@ -280,8 +302,9 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceScatterOptions()
         (output,), (inputs,) = output_tensors, input_tensors
         _check_count(len(inputs), self._size, "input tensors")
+        _check_alike(inputs, output)
         rows = [_contiguous(inputs[rank]).view(-1) for rank in self._configuration.ranks]
-        return self._work(self._scatter_sums(output, torch.cat(rows), opts.reduceOp), [output], opts)
+        return self._issue(self._scatter_sums(output, torch.cat(rows), opts.reduceOp), [output], opts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Reduces a tensor and gives each rank its part, in order of ranks."""
@@ -290,17 +313,18 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
         """The same of several tensors, each by a call of its own."""
         opts = opts or dist.ReduceScatterOptions()
-        parts: list[Part] = []
+        calls: list[_Call] = []
         for output, tensor in zip(outputs, inputs, strict=True):
-            parts += self._scatter_sums(output, self._in_row_order(tensor), opts.reduceOp)
-        return self._work(parts, outputs, opts)
+            _check_dtype(tensor, output)
+            calls += self._scatter_sums(output, self._in_row_order(tensor), opts.reduceOp)
+        return self._issue(calls, outputs, opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _scatter_sums(self, output: Any, memory: Any, op: Any) -> list[Part]:
-        """Reduces `memory`, whose parts are in order of rows."""
-        operation, factor = _operation(op, memory)
+    def _scatter_sums(self, output: Any, memory: Any, op: Any) -> list[_Call]:
+        """Reduces `memory`, whose parts are in order of rows, and which has the dtype of `output`, or bytes of it."""
+        operation, factor = _operation(op, output)
         _check_count(memory.numel(), output.numel() * self._size, "input elements")
         if factor is not None:
             memory = memory * factor
@@ -308,7 +332,7 @@ class ProcessGroup(dist.ProcessGroup):
             _copy(output, memory)
             return []
         memory = _contiguous(memory)
-        return self._issue(
+        return self._call(
             "reduce_scatter",
             memory,
             operation,
@@ -325,14 +349,14 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(_bytes_if_needed(tensor))
         is_there = opts.rootRank == self._rank or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
-        return self._work(self._broadcast(memory, opts.rootRank, finish), tensors, opts)
+        return self._issue(self._broadcast(memory, opts.rootRank, finish), tensors, opts)
 
-    def _broadcast(self, memory: Any, root: int, finish: Callable[[Any], object] | None) -> list[Part]:
+    def _broadcast(self, memory: Any, root: int, finish: Callable[[Any], object] | None) -> list[_Call]:
         if self._size == 1 or memory.numel() == 0:
             if finish is not None:
                 finish(None)
             return []
-        return self._issue(
+        return self._call(
             "broadcast",
             memory,
             root,
@@ -346,27 +370,30 @@ class ProcessGroup(dist.ProcessGroup):
         if opts.rootRank == self._rank:
             (inputs,) = input_tensors
             _check_count(len(inputs), self._size, "input tensors")
+            _check_alike(inputs, output)
             memory = torch.cat([_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs])
         else:
             like = _bytes_if_needed(output)
             memory = like.new_empty(self._size * like.numel())
         row = memory.view(self._size, -1)[self._rank]
-        parts = self._broadcast(memory, opts.rootRank, lambda _: _copy(output, row))
-        return self._work(parts, [output], opts)
+        calls = self._broadcast(memory, opts.rootRank, lambda _: _copy(output, row))
+        return self._issue(calls, [output], opts)
 
     def allgather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any = None) -> Work:
         """Gives all ranks the tensors of all, in order of ranks."""
         (outputs,), (tensor,) = output_tensors, input_tensors
         _check_count(len(outputs), self._size, "output tensors")
-        return self._work(self._gather(tensor, functools.partial(self._copy_rows, outputs)), output_tensors, opts)
+        _check_alike(outputs, tensor)
+        return self._issue(self._gather(tensor, functools.partial(self._copy_rows, outputs)), output_tensors, opts)
 
     def allgather_coalesced(self, output_lists: list[list[Any]], inputs: list[Any], opts: Any = None) -> Work:
         """The same of several tensors, each by a call of its own. There is a list for each rank."""
         _check_count(len(output_lists), self._size, "output lists")
-        parts: list[Part] = []
+        calls: list[_Call] = []
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
-            parts += self._gather(tensor, functools.partial(self._copy_rows, outputs))
-        return self._work(parts, output_lists, opts)
+            _check_alike(outputs, tensor)
+            calls += self._gather(tensor, functools.partial(self._copy_rows, outputs))
+        return self._issue(calls, output_lists, opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gives all ranks the tensors of all, one after the other in one tensor."""
@@ -374,11 +401,10 @@ class ProcessGroup(dist.ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
         """The same of several tensors, each by a call of its own."""
-        parts: list[Part] = []
+        calls: list[_Call] = []
         for output, tensor in zip(outputs, inputs, strict=True):
-            _check_count(output.numel(), tensor.numel() * self._size, "output elements")
-            parts += self._gather_into(output, tensor)
-        return self._work(parts, outputs, opts)
+            calls += self._gather_into(output, tensor)
+        return self._issue(calls, outputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -387,19 +413,21 @@ class ProcessGroup(dist.ProcessGroup):
         """Gives the root the tensors of all. It is an all-gather: each rank receives the tensors of all."""
         (tensor,) = input_tensors
         if opts.rootRank != self._rank:
-            return self._work(self._gather(tensor, None), [], opts)
+            return self._issue(self._gather(tensor, None), [], opts)
         (outputs,) = output_tensors
         _check_count(len(outputs), self._size, "output tensors")
-        return self._work(self._gather(tensor, functools.partial(self._copy_rows, outputs)), outputs, opts)
+        _check_alike(outputs, tensor)
+        return self._issue(self._gather(tensor, functools.partial(self._copy_rows, outputs)), outputs, opts)
 
     def gather_single(self, output: Any, input: Any, opts: Any) -> Work:
         """Gives the root the tensors of all, one after the other in one tensor, as an all-gather does."""
         if opts.rootRank != self._rank:
-            return self._work(self._gather(input, None), [], opts)
-        _check_count(output.numel(), input.numel() * self._size, "output elements")
-        return self._work(self._gather_into(output, input), [output], opts)
+            return self._issue(self._gather(input, None), [], opts)
+        return self._issue(self._gather_into(output, input), [output], opts)
 
-    def _gather_into(self, output: Any, tensor: Any) -> list[Part]:
+    def _gather_into(self, output: Any, tensor: Any) -> list[_Call]:
+        _check_count(output.numel(), tensor.numel() * self._size, "output elements")
+        _check_dtype(output, tensor)
         plain = _bytes_if_needed(output)
         is_in_order = self._configuration.is_in_order
         if is_in_order and self._size > 1 and output.is_contiguous() and not _overlap(output, tensor):
@@ -407,14 +435,14 @@ class ProcessGroup(dist.ProcessGroup):
         # A view, where torch can make one of a tensor with gaps; else it is copied once more.
         return self._gather(tensor, lambda rows: _copy(output, self._in_rank_order(rows)))
 
-    def _gather(self, tensor: Any, finish: Callable[[Any], object] | None, recv: Any = None) -> list[Part]:
+    def _gather(self, tensor: Any, finish: Callable[[Any], object] | None, recv: Any = None) -> list[_Call]:
         """All-gathers; `finish` gets the rows, each flat, of the dtype that travels."""
         memory = _contiguous(_bytes_if_needed(tensor))
         if self._size == 1 or memory.numel() == 0:
             if finish is not None:
                 finish(memory.view(1, -1).expand(self._size, -1))
             return []
-        return self._issue(
+        return self._call(
             "all_gather",
             memory,
             None,
@@ -430,10 +458,12 @@ class ProcessGroup(dist.ProcessGroup):
         Without split sizes, which all ranks must leave out then, parts are equal. Else all parts travel as long as the
         longest, and the call blocks until the ranks have agreed on its length.
         """
+        _check_dtype(output, input)
         if not output_split_sizes and not input_split_sizes:
             _check_count(output.numel(), input.numel(), "output elements")
+            _check_count(input.numel() % self._size, 0, "elements beyond equal parts")
             rows = self._in_row_order(_bytes_if_needed(input)).view(self._size, -1)
-            return self._work(
+            return self._issue(
                 self._exchange(rows, lambda rows: _copy(output, self._in_rank_order(rows))), [output], opts
             )
         outputs = list(output.split(output_split_sizes or _even(output, self._size)))
@@ -449,19 +479,21 @@ class ProcessGroup(dist.ProcessGroup):
     def _exchange_uneven(self, outputs: list[Any], inputs: list[Any], result: list[Any], opts: Any) -> Work:
         _check_count(len(outputs), self._size, "output tensors")
         _check_count(len(inputs), self._size, "input tensors")
+        for tensor in (*outputs, *inputs):
+            _check_dtype(tensor, inputs[0])
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
         longest = torch.tensor([max(tensor.numel() for tensor in plain)], device="cpu")
         self.allreduce([longest], _maximum()).wait()
         rows = plain[0].new_zeros(self._size, int(longest))
         for row, rank in enumerate(self._configuration.ranks):
             rows[row, : plain[rank].numel()] = plain[rank]
-        return self._work(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
+        return self._issue(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
 
-    def _exchange(self, rows: Any, finish: Callable[[Any], object]) -> list[Part]:
+    def _exchange(self, rows: Any, finish: Callable[[Any], object]) -> list[_Call]:
         if self._size == 1 or rows.numel() == 0:
             finish(rows)
             return []
-        return self._issue(
+        return self._call(
             "all_to_all",
             rows,
             None,
@@ -474,9 +506,9 @@ class ProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         """Waits for all ranks."""
         if self._size == 1:
-            return self._work([], [], opts)
-        parts = self._issue("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
-        return self._work(parts, [], opts)
+            return self._issue([], [], opts)
+        calls = self._call("barrier", self._configuration.rows, None, lambda comm, tag: comm.barrier_async(tag=tag))
+        return self._issue(calls, [], opts)
 
     def send(self, tensors: list[Any], destination: int, tag: int) -> Work:
         """Sends a tensor to one rank, which must receive it."""
@@ -501,7 +533,7 @@ class ProcessGroup(dist.ProcessGroup):
         memory = _contiguous(_bytes_if_needed(tensor))
         check_torch(memory, "the tensor")
         if memory.numel() == 0:
-            return self._work([], tensors)
+            return self._issue([], tensors)
         pair = self._configuration.pair(other, self.timeout)
         message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
@@ -539,6 +571,7 @@ def _leave_at_exit() -> None:
     """Programs that end without destroy_process_group() leave gracefully too."""
     for group in _open_groups.all():
         group.shutdown()
+    wait_for_late_threads()
 
 
 # --- Tensors --------------------------------------------------------------------------------------------------------
@@ -583,6 +616,7 @@ def _bytes_if_needed(tensor: Any) -> Any:
 
 def _contiguous(tensor: Any, *, must_copy: bool = False) -> Any:
     """A contiguous tensor with these elements: the same memory where that will do. Booleans as bytes."""
+    _check_layout(tensor)
     tensor = tensor.detach()
     tensor = tensor.clone(memory_format=torch.contiguous_format) if must_copy else tensor.contiguous()
     return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
@@ -604,6 +638,23 @@ def _overlap(one: Any, other: Any) -> bool:
 def _even(tensor: Any, parts: int) -> list[int]:
     _check_count(tensor.size(0) % parts, 0, "rows beyond equal parts")
     return [tensor.size(0) // parts] * parts
+
+
+def _check_layout(tensor: Any) -> None:
+    if tensor.layout is not torch.strided:
+        raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+
+
+def _check_dtype(tensor: Any, like: Any) -> None:
+    if tensor.dtype is not like.dtype:
+        raise InvalidArgument(f"there are tensors of {tensor.dtype} and of {like.dtype}; all must have one dtype")
+
+
+def _check_alike(tensors: Sequence[Any], like: Any) -> None:
+    """Raises InvalidArgument unless all have the dtype of another tensor, and as many elements, in any shape."""
+    for tensor in tensors:
+        _check_dtype(tensor, like)
+        _check_count(tensor.numel(), like.numel(), "elements in a tensor of the list")
 
 
 def _check_count(count: int, needed: int, what: str) -> None:

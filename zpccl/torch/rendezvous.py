@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from zpccl import limits
 from zpccl.communicator import Communicator
 from zpccl.control.addresses import format_address, source_towards
@@ -36,7 +38,7 @@ class Membership:
         communicator: of this rank; None where it is the only one.
         ranks: the rank of each row of an all-gather, which come in order of peer ids.
         master: the master of all ranks, where it is in this process.
-        store: of the group, by which ranks tell each other that they leave.
+        store: of these ranks from this meeting on, by which they tell each other that they leave.
     """
 
     rank: int
@@ -64,7 +66,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
     """Waits until all ranks are members of one run.
 
     Args:
-        store: of this group alone, shared by its ranks.
+        store: of this group alone, shared by its ranks. They may meet in it again, once they have left.
         rank: of this process in the group.
         size: ranks of the group.
         timeout: for all of it.
@@ -93,8 +95,11 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
         communicator.connect()
         _admit_all(communicator, size, job, deadline)
-        ids = _exchange_ids(store, communicator, rank, size)
+        _withdraw(store, rank)
+        own = dist.PrefixStore(job, store)
+        ids = _exchange_ids(own, communicator, rank, size)
     except BaseException as error:
+        _withdraw(store, rank, has_met=False)
         if communicator is not None:
             communicator.close()
         if master is not None:
@@ -103,7 +108,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
             raise PeerLost(f"the store of the process group does not answer: {error}") from error
         raise
     ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # As `Communicator.peer_ids` has them.
-    return Membership(rank, size, communicator, ranks, master, store)
+    return Membership(rank, size, communicator, ranks, master, own)
 
 
 def claimed(store: Any, who: str) -> Any:
@@ -164,6 +169,20 @@ def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         store.wait([f"here/{other}" for other in range(size)], timeout)
     except RuntimeError as error:
         raise OperationTimeout(f"not all of {size} ranks have called within {timeout}: {error}") from error
+
+
+def _withdraw(store: Any, rank: int, *, has_met: bool = True) -> None:
+    """Removes what this rank has told the others: who meets in the same store later must not take it for news.
+
+    All have read it once they are members of one run. Each removes it before it says which peer it is, so none can meet
+    again before all have. If they have not met, others may still ask where the master is.
+    """
+    keys = [f"here/{rank}"]
+    if rank == 0 and has_met:
+        keys += ["master", "master_is_embedded", "job"]
+    for key in keys:
+        with contextlib.suppress(RuntimeError):  # The store is gone, or is one that removes nothing.
+            store.delete_key(key)
 
 
 def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:

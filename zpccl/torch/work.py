@@ -18,7 +18,7 @@ from zpccl.collectives import AsyncReduceHandle
 from zpccl.engine.devices import device_of
 from zpccl.engine.tensors import is_on_gpu
 from zpccl.errors import InternalError, PCCLError, PeerLost, TooFewPeers
-from zpccl.torch.configuration import Configuration
+from zpccl.torch.configuration import Configuration, interruption
 from zpccl.torch.pairs import Message
 
 
@@ -63,12 +63,11 @@ class Work(dist.Work):
         is_left = not parts or any(part.finish is not None for part in parts)
         gpus = map(device_of, tensors_on_gpus(outputs if is_left else []))
         self._marks = [(device, device.mark()) for device in gpus]
-        self._lock = threading.Lock()  # Of error, future and parts: taken by the peer's thread too, so never for long.
+        self._lock = threading.Lock()  # Of error and future: taken by the peer's thread too, so never for long.
         self._finishing = threading.Lock()
         self._is_finished = False
         self._error: PCCLError | None = None
         self._future: Any = None
-        self._left = len(self._parts)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the outputs are there.
@@ -84,11 +83,20 @@ class Work(dist.Work):
             OperationTimeout: the time is up.
             CollectiveMismatch: the ranks issued different collectives.
             PCCLError: others, as by `Communicator.all_reduce`.
+
+        Ctrl-C, or another exception of a signal handler, gives the collective up as the end of the time does.
         """
         seconds = timeout.total_seconds()
         deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
         for part in self._parts:
-            is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
+            try:
+                is_success, _, info = part.handle.wait(max(deadline - time.monotonic(), 0))
+            except PCCLError:
+                raise
+            except BaseException:
+                if not part.handle.done() or part.handle.exception() is not None:
+                    self._configuration.fail(interruption())
+                raise
             if not is_success:
                 error = part.handle.exception() or InternalError("the collective failed without an error")
                 self._fail(PeerLost(error.message) if isinstance(error, TooFewPeers) else error)
@@ -162,20 +170,32 @@ class Work(dist.Work):
         if all(part.handle.done() for part in self._parts):
             begun.set_result(None)  # As other backends have it: after `wait` a callback runs where it is added.
         else:
-            for part in self._parts:
-                part.handle.add_done_callback(lambda: self._part_done(begun))
+            _complete_after(self._parts, self._configuration, begun)
         return self._future
-
-    def _part_done(self, begun: Any) -> None:
-        with self._lock:
-            self._left -= 1
-            is_last = self._left == 0
-        if is_last:
-            self._configuration.run_later(lambda: begun.set_result(None))
 
     def _delivered(self) -> Any:
         self.wait()
         return self._outputs
+
+
+def _complete_after(parts: Sequence[Part], configuration: Configuration, future: Any) -> None:
+    """Has a future completed by a thread of the configuration, once all parts are done.
+
+    The calls go on referring to their callbacks, so these must not refer to the Work: it would stay, with its tensors,
+    until garbage is collected.
+    """
+    lock, left = threading.Lock(), len(parts)
+
+    def part_done() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            configuration.run_later(lambda: future.set_result(None))
+
+    for part in parts:
+        part.handle.add_done_callback(part_done)
 
 
 def new_future(value: Any) -> Any:
