@@ -300,3 +300,46 @@ def test_a_thread_that_hangs_is_waited_for_once(run: Run, monkeypatch: pytest.Mo
     assert time.monotonic() - began < 1.9
     monkeypatch.undo()
     goes_on.set()
+
+
+@contextmanager
+def closing(comm: zpccl.Communicator, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[None]:
+    """A handler of the main thread closes the communicator in the middle of a method, as programs do at SIGTERM."""
+    method = getattr(owner, name)
+
+    def method_and_signal(*arguments: Any, **keywords: Any) -> Any:
+        result = method(*arguments, **keywords)
+        signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    monkeypatch.setattr(owner, name, method_and_signal)
+    before = signal.signal(signal.SIGUSR1, lambda *_: comm.close())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_closes_while_a_state_is_copied(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = run.comms[0]
+    with closing(comm, monkeypatch, offers.CopyPool, "take"), pytest.raises(zpccl.InvalidUsage, match="closed"):
+        comm.offer_state(state_of(np.zeros(4)))
+
+
+def test_a_handler_closes_while_a_tensor_of_an_offer_is_copied(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = run.comms[0]
+    offer = comm.offer_state(state_of(np.zeros(4)), copy=False)
+    assert offer is not None
+    with closing(comm, monkeypatch, offers.CopyPool, "take"):
+        offer.before_write()
+    assert not offer.is_open
+
+
+def test_a_handler_closes_before_the_peer_has_connected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = zpccl.Communicator(run.master.address)
+    with (
+        closing(comm, monkeypatch, zpccl.Communicator, "_make_loop"),
+        pytest.raises(zpccl.InvalidUsage, match="closed"),
+    ):
+        comm.connect()
+    assert run.all(lambda member: member.are_peers_pending()) == [False, False]

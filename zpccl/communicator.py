@@ -127,7 +127,7 @@ class Communicator(Collectives):
         min_world_size: int = 0,
         local_sockets: bool | None = None,
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may close it meanwhile, in the same thread.
         self._loop: PeerLoop | None = None
         self._is_closed = False
         self._on_progress: ProgressCallback | None = None
@@ -222,6 +222,8 @@ class Communicator(Collectives):
                 for dropped in [each for each in _loops.all() if each.is_dropped]:  # The same for these.
                     dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
                 loop = self._loop = self._make_loop(is_ready=prefetch is None)
+                if self._is_closed:
+                    raise InvalidUsage("the communicator was closed meanwhile")
             with self._giving_up(loop, [call]):
                 if prefetch is None:
                     loop.start(call, n_attempts)

@@ -110,7 +110,7 @@ class CopyPool:
     """Reuses the memory of tensor copies for the next offer. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> mmap.mmap:
@@ -157,21 +157,30 @@ class LentRegion(Region):
         super().__init__(region.name, region.datatype, region.count)
         self._region = region
         self._pool = pool
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._copy: mmap.mmap | None = None
 
     def detach(self) -> None:
         """Copies the tensor unless that was done; after this returns the tensor may be written."""
+        if self._copy is None:
+            self._keep(self._copied())
+
+    def _copied(self) -> mmap.mmap:
+        """Without the lock: the tensor itself may be read meanwhile."""
+        memory = self._pool.take(self.nbytes)
+        target = np.frombuffer(memory, np.uint8)
+        begin = 0
+        for piece in self._region.pieces(0, self.nbytes, limits.STATE_STAGING_BYTES):
+            np.copyto(target[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))  # Releases the GIL.
+            begin += len(piece)
+        return memory
+
+    def _keep(self, memory: mmap.mmap) -> None:
         with self._lock:
-            if self._copy is not None:
+            if self._copy is None:
+                self._copy = memory
                 return
-            memory = self._pool.take(self.nbytes)
-            target = np.frombuffer(memory, np.uint8)
-            begin = 0
-            for piece in self._region.pieces(0, self.nbytes, limits.STATE_STAGING_BYTES):
-                np.copyto(target[begin : begin + len(piece)], np.frombuffer(piece, np.uint8))  # Releases the GIL.
-                begin += len(piece)
-            self._copy = memory
+        self._pool.give(memory)  # Another thread was faster.
 
     def give_back(self) -> None:
         """Returns the memory of the copy to the pool; the region must not be read any more."""
@@ -228,7 +237,7 @@ class Offer:
         self._kind = kind
         self._engine = engine
         self._upload = upload
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._transfer: StateTransfer | None = None  # Set once the digests are computed.
         self._catalog = b""
         self._askers: dict[bytes, None] = {}  # Peers that have asked: for the catalog, then for its end.
@@ -609,8 +618,8 @@ class Offers:
         self._engine = engine
         self._last_number = last_number
         engine.open_channel(CHANNEL)
-        self._lock = threading.Lock()
-        self._calls = threading.Lock()  # Serialises offer() and withdraw().
+        self._lock = threading.RLock()
+        self._calls = threading.RLock()  # Serialises offer() and withdraw().
         self._offer: Offer | None = None
         self._prefetch: Prefetch | None = None
         self._waiting: dict[bytes, None] | None = None  # Peers that asked while an offer is being made.
