@@ -412,6 +412,9 @@ class SyncSources(Checker):
         registry = master.machine.registry
         plans = self._plans.get((master.key(connection, message.attempt_id), term), {})
         here = {peer_id: registry.peers[peer_id] for peer_id in plans if peer_id in registry.peers}
+        others = {peer_id for how in plans.values() for peer_id in how.order} - plans.keys()
+        if any(peer_id not in registry.peers or registry.peers[peer_id].connection is None for peer_id in others):
+            return  # One that was lost before its plan could be sent may have had other sources.
         fetchers = [peer for peer_id, peer in here.items() if plans[peer_id].fetch]
         for peer_id, peer in here.items():
             is_source = bool(fetchers) and all(peer_id in plans[f.peer_id].sources for f in fetchers)
