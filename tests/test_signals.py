@@ -20,6 +20,7 @@ from e2e.local import Run, failure, finish, local_run
 import zpccl
 from zpccl import limits
 from zpccl.caller import wait
+from zpccl.control.peer_loop import PeerLoop
 from zpccl.state import offers
 from zpccl.state.contents import Contents
 from zpccl.state.transfer import StateTransfer
@@ -343,3 +344,10 @@ def test_a_handler_closes_before_the_peer_has_connected(run: Run, monkeypatch: p
     ):
         comm.connect()
     assert run.all(lambda member: member.are_peers_pending()) == [False, False]
+
+
+def test_a_handler_closes_while_a_call_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the peer takes the lock that the call has, as it ends."""
+    comm = run.comms[0]
+    with closing(comm, monkeypatch, PeerLoop, "_bounded"), pytest.raises(zpccl.PCCLError):
+        comm.all_reduce(np.zeros(4))

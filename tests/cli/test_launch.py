@@ -156,6 +156,27 @@ def test_the_end_of_the_terminal_ends_all() -> None:
     assert output.count("interrupted") == 2
 
 
+@pytest.mark.parametrize(
+    "number, again", [(signal.SIGINT, None), (signal.SIGHUP, None), (signal.SIGHUP, signal.SIGHUP)]
+)
+def test_the_end_of_the_reader_or_terminal_is_no_second_signal(
+    tmp_path: Path, number: signal.Signals, again: signal.Signals | None
+) -> None:
+    """Ctrl-C ends `tee`, too, and a terminal that is closed ends with EIO, and signals by the kernel and the shell."""
+    program = "trap 'echo ends; sleep 0.5; touch $0/$RANK; exit' INT HUP; echo ready; while true; do sleep 0.02; done"
+    with launch("-n", "2", "--", "bash", "-c", program, str(tmp_path)) as process:
+        list(lines_until(process, "ready", 2))
+        process.send_signal(number)
+        if again is None:
+            assert process.stdout is not None
+            process.stdout.close()
+        else:
+            list(lines_until(process, "ends", 2))
+            process.send_signal(again)
+        assert process.wait(HANG_SECONDS) == 128 + number
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
 def test_under_nohup_the_end_of_the_terminal_is_nothing(tmp_path: Path) -> None:
     program = f"echo ready; while ! [ -e {tmp_path}/go ]; do sleep 0.02; done"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

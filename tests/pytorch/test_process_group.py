@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,6 +24,8 @@ gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
 process_group = pytest.importorskip("zpccl.torch.process_group", exc_type=ImportError)
 rendezvous = pytest.importorskip("zpccl.torch.rendezvous", exc_type=ImportError)
 pairs = pytest.importorskip("zpccl.torch.pairs", exc_type=ImportError)
+configurations = pytest.importorskip("zpccl.torch.configuration", exc_type=ImportError)
+tags = pytest.importorskip("zpccl.torch.tags", exc_type=ImportError)
 works = pytest.importorskip("zpccl.torch.work", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -715,3 +718,58 @@ def test_nothing_is_received_after_an_interruption() -> None:
             work.wait()
         assert isinstance(groups.failure(lambda: other.send([torch.ones(1)], 0, 0).wait()), zpccl.PCCLError)
         assert tensor.item() == 0
+
+
+def test_an_interruption_between_the_calls_of_a_collective_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: else the rest of it on other ranks meets what this one issues next, which may look the same."""
+    with groups.local_ranks(2) as ranks:
+        group, other = ranks.groups
+        issue = configurations.Configuration.issue
+
+        def issue_and_end(self: Any, *arguments: Any) -> None:
+            issue(self, *arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(configurations.Configuration, "issue", issue_and_end)
+            group.allreduce_coalesced([torch.ones(4), torch.ones(8)])
+        assert isinstance(groups.failure(lambda: group.allreduce([torch.ones(8)])), zpccl.InvalidUsage)
+        tensors = [torch.ones(4), torch.ones(8)]
+        assert isinstance(groups.failure(lambda: other.allreduce_coalesced(tensors).wait()), zpccl.PeerLost)
+
+
+def test_a_handler_leaves_while_a_collective_is_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: as programs do at SIGTERM. The peer's thread ends what is in flight meanwhile."""
+    with groups.local_ranks(2) as ranks:
+        group = ranks.groups[0]
+        work = group.allreduce([torch.ones(1)])
+        next_tag = tags.Tags.next
+
+        def next_tag_and_signal(self: Any, signature: Any) -> Any:
+            tag = next_tag(self, signature)
+            signal.raise_signal(signal.SIGUSR1)
+            return tag
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: group.shutdown())
+        try:
+            monkeypatch.setattr(tags.Tags, "next", next_tag_and_signal)
+            assert isinstance(groups.failure(lambda: group.allreduce([torch.ones(2)])), zpccl.InvalidUsage)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert isinstance(groups.failure(work.wait), zpccl.PCCLError)
+
+
+def test_a_store_that_hangs_keeps_no_rank_that_came_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: its host stands still, and torch waits for the answer without end."""
+    answers = threading.Event()
+
+    class Hangs(dist.PrefixStore):  # type: ignore[misc, name-defined]
+        def delete_key(self, key: str) -> bool:
+            return answers.wait(20)
+
+    monkeypatch.setattr(rendezvous.limits, "TORCH_LEAVE_TIMEOUT_NS", 10**8)
+    began = time.monotonic()
+    with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
+        rendezvous.meet(Hangs("x", dist.HashStore()), 1, 2, timedelta(milliseconds=100), is_default=False)
+    assert time.monotonic() - began < 10
+    answers.set()

@@ -185,9 +185,8 @@ class Launcher:
         while self._children:
             for key, _ in self._selector.select(self._seconds_left()):
                 key.data()
-            for number in self._signals:
-                self._stop(number)
-            self._signals.clear()
+            while self._signals:
+                self._stop(self._signals.pop(0))
             now_s = time.monotonic()
             if self._kill_at_s is not None and now_s >= self._kill_at_s:
                 self._kill_all()
@@ -208,10 +207,15 @@ class Launcher:
         self._signals.append(number)
 
     def _stop(self, number: int) -> None:
-        """Ends all: the first signal is passed on, a second one kills. Many programs ignore SIGPIPE."""
+        """Ends all: the first signal is passed on, a second one kills. Many programs ignore SIGPIPE.
+
+        Neither the end of the terminal nor that of the reader is a second one: both come with a Ctrl-C that reaches the
+        reader, too, and the kernel and the shell each tell of that of a terminal.
+        """
         self._status = self._status or 128 + number
         if self._is_stopping:
-            self._kill_all()
+            if number not in (signal.SIGHUP, signal.SIGPIPE):
+                self._kill_all()
             return
         self._is_stopping = self._is_over = True
         self._kill_at_s = time.monotonic() + limits.LAUNCH_STOP_TIMEOUT_NS / limits.SECOND

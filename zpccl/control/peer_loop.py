@@ -142,6 +142,7 @@ class PeerLoop:
         self._keys = keys
         self._min_world_size = min_world_size
         self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
+        self._over = threading.Condition(self._lock)  # Notified once the thread has ended.
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
@@ -301,7 +302,14 @@ class PeerLoop:
     def close(self, *, timeout_ns: int | None = None) -> None:
         """Leaves the run, and waits until the thread has ended, or for `timeout_ns`."""
         if not self._leave():
-            wait_for_end(self._thread, self._ended, timeout_ns)
+            wait_for_end(self._thread, self._ended, timeout_ns, self._wait)
+
+    def _wait(self, seconds: float) -> bool:
+        """Waits for the end. A signal handler may come where its thread has the lock: the end takes it meanwhile."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._over.wait(seconds)
+        return self._ended.is_set()
 
     def drop(self) -> None:
         """Leaves the run, without waiting: whoever collects garbage may be a thread that the end would wait for."""
@@ -336,6 +344,7 @@ class PeerLoop:
         with self._lock:
             if not self._is_closed:
                 self._inbox.append(item)
+            if not self._is_closed:  # A signal handler may have closed it in between.
                 os.eventfd_write(self._wakeup, 1)
             return not self._is_closed
 
@@ -366,7 +375,9 @@ class PeerLoop:
             if self._begin():
                 self._serve()
         finally:
-            self._ended.set()
+            with self._lock:  # Not afterwards: who has it may wait for the very end then.
+                self._ended.set()
+                self._over.notify_all()
 
     def _serve(self) -> None:
         try:

@@ -92,8 +92,15 @@ class Workers:
             ended.set()
 
 
-def wait_for_end(thread: threading.Thread, ended: threading.Event, timeout_ns: int | None = None) -> None:
+def wait_for_end(
+    thread: threading.Thread,
+    ended: threading.Event,
+    timeout_ns: int | None = None,
+    wait: Callable[[float], bool] | None = None,
+) -> None:
     """Waits for the end of a thread, which sets `ended` then, after interrupts, too; for `timeout_ns` at most.
+
+    `wait` waits for `ended` for some seconds, and tells whether it is set; None: by itself.
 
     Does nothing if that thread calls it, has not been started, or is the parent's of this process.
     """
@@ -101,7 +108,7 @@ def wait_for_end(thread: threading.Thread, ended: threading.Event, timeout_ns: i
         return
     deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
     # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
-    while not ended.wait(limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND):
+    while not (wait or ended.wait)(limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND):
         is_late = deadline_ns is not None and time.monotonic_ns() >= deadline_ns
         if is_late or thread.ident is None:  # None: start() was interrupted before there was a thread.
             return

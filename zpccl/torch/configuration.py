@@ -4,18 +4,20 @@ torch's ranks are fixed, zpccl's peers come and go. So a configuration ends with
 typed error in all that it has issued; the process group may get another one then (`ProcessGroup.reconfigure`). What
 has been issued belongs to its configuration: it fails with that, and does not touch the next one.
 
-Threads: any may call. The lock guards error, tags, calls in flight and pairs; nothing waits under it. Futures are
-completed, and their callbacks run, in a few threads of the configuration.
+Threads: any may call. The lock guards error, tags and pairs; nothing waits under it, unless a signal handler ends the
+configuration there. So the peer's thread, for whose end that waits, does not take it. Futures are completed, and their
+callbacks run, in a few threads of the configuration.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import os
 import threading
 import time
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -55,10 +57,12 @@ class Configuration:
         self.failure: PCCLError | None = None
         self._members = members
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may leave meanwhile, in the same thread.
         self._is_left = False
         self._tags = Tags(limits.calls_in_flight_max(members.size), limits.TORCH_TAGS_PER_SIGNATURE_MAX)
-        self._in_flight: dict[int, AsyncReduceHandle] = {}
+        self._numbers = itertools.count()  # Of calls.
+        self._latest: dict[int, int] = {}  # By tag: the number of its last call.
+        self._in_flight: dict[int, AsyncReduceHandle] = {}  # By number.
         self._pairs: dict[int, Pair] = {}  # With other ranks, for messages.
         self._threads = ThreadPoolExecutor(limits.TORCH_CALLBACK_THREADS_MAX, "zpccl-torch")
 
@@ -97,7 +101,7 @@ class Configuration:
         with self._lock:
             self.check()
             tag = self._tags.next(signature)
-            before = self._in_flight.get(tag)
+            before = self._in_flight.get(self._latest.get(tag, -1))
         try:
             if before is not None:
                 before.wait(timeout.total_seconds())  # Its own Work says what became of it.
@@ -108,13 +112,22 @@ class Configuration:
             raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
         except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
             raise copy.copy(self.fail(as_own(error))) from error
-        except BaseException:  # Ctrl-C: the others count this call.
-            self.fail(interruption())
-            raise
-        self._in_flight[tag] = handle
-        reference = weakref.ref(handle)  # What the handle refers to would else refer to it.
-        handle.add_done_callback(lambda: self._forget(tag, reference))
+        number = self._latest[tag] = next(self._numbers)
+        self._in_flight[number] = handle
+        # What the handle refers to must not refer to it.
+        handle.add_done_callback(lambda: self._in_flight.pop(number, None))
         return handle
+
+    @contextlib.contextmanager
+    def in_full(self) -> Iterator[None]:
+        """For what the others count as a whole: Ctrl-C in the middle ends the configuration, and what torch raises."""
+        try:
+            yield
+        except PCCLError:
+            raise  # It has ended, unless it may go on.
+        except BaseException as error:
+            self.fail(as_own(error) if isinstance(error, (RuntimeError, MemoryError)) else interruption())
+            raise
 
     def pair(self, other: int, timeout: timedelta) -> Pair:
         """This rank and another one, for messages. They meet, within `timeout`, at the first message."""
@@ -189,12 +202,6 @@ class Configuration:
             raise InvalidUsage("the process group belongs to the parent process; make a new one after fork")
         if self.error is not None:
             raise copy.copy(self.error)  # Raising writes to it, and several threads may.
-
-    def _forget(self, tag: int, reference: weakref.ref[AsyncReduceHandle]) -> None:
-        with self._lock:
-            handle = self._in_flight.get(tag)
-            if handle is not None and handle is reference():
-                del self._in_flight[tag]
 
 
 _late_threads: Living[threading.Thread] = Living()

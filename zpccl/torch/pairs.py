@@ -101,7 +101,7 @@ class Pair:
 
     def __init__(self, store: Any, *, is_lower: bool, timeout: timedelta) -> None:
         self._is_lower = is_lower
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may close it meanwhile, in the same thread.
         self._met: Membership | None = None
         self._is_closed = False
         self._counts: Counter[tuple[bool, int]] = Counter()  # Messages so far, by direction and tag.

@@ -252,7 +252,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Makes all calls of a collective, or none if the tensor of one is refused: it comes here then for none."""
         self._configuration.check()
         issue = self._configuration.issue
-        parts = [Part(issue(call.signature, call.launch, self.timeout), call.finish) for call in calls]
+        with self._configuration.in_full():
+            parts = [Part(issue(call.signature, call.launch, self.timeout), call.finish) for call in calls]
         return self._work(parts, outputs, options)
 
     def _work(self, parts: Sequence[Part], outputs: Any, options: Any = None, *, size: int | None = None) -> Work:
@@ -483,11 +484,12 @@ class ProcessGroup(dist.ProcessGroup):
             _check_dtype(tensor, inputs[0])
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
         longest = torch.tensor([max(tensor.numel() for tensor in plain)], device="cpu")
-        self.allreduce([longest], _maximum()).wait()
-        rows = plain[0].new_zeros(self._size, int(longest))
-        for row, rank in enumerate(self._configuration.ranks):
-            rows[row, : plain[rank].numel()] = plain[rank]
-        return self._issue(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
+        with self._configuration.in_full():
+            self.allreduce([longest], _maximum()).wait()
+            rows = plain[0].new_zeros(self._size, int(longest))
+            for row, rank in enumerate(self._configuration.ranks):
+                rows[row, : plain[rank].numel()] = plain[rank]
+            return self._issue(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
 
     def _exchange(self, rows: Any, finish: Callable[[Any], object]) -> list[_Call]:
         if self._size == 1 or rows.numel() == 0:
@@ -535,7 +537,8 @@ class ProcessGroup(dist.ProcessGroup):
         if memory.numel() == 0:
             return self._issue([], tensors)
         pair = self._configuration.pair(other, self.timeout)
-        message = pair.transfer(memory, tag, is_sender=is_sender)
+        with self._configuration.in_full():
+            message = pair.transfer(memory, tag, is_sender=is_sender)
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
         return self._work([Part(message, finish)], tensors, size=2)

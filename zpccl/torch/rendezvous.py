@@ -12,6 +12,7 @@ import ipaddress
 import os
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -99,11 +100,13 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         own = dist.PrefixStore(job, store)
         ids = _exchange_ids(own, communicator, rank, size)
     except BaseException as error:
-        _withdraw(store, rank, has_met=False)
-        if communicator is not None:
-            communicator.close()
-        if master is not None:
-            master.interrupt()
+        try:
+            _withdraw_in_time(store, rank)
+        finally:
+            if communicator is not None:
+                communicator.close()
+            if master is not None:
+                master.interrupt()
         if isinstance(error, RuntimeError) and not isinstance(error, PCCLError):  # What torch's stores raise.
             raise PeerLost(f"the store of the process group does not answer: {error}") from error
         raise
@@ -183,6 +186,21 @@ def _withdraw(store: Any, rank: int, *, has_met: bool = True) -> None:
     for key in keys:
         with contextlib.suppress(RuntimeError):  # The store is gone, or is one that removes nothing.
             store.delete_key(key)
+
+
+def _withdraw_in_time(store: Any, rank: int) -> None:
+    """The same where they have not met. The host of the store may be why, and torch waits for its answer without end.
+
+    Who uses the store again comes behind a thread that still waits.
+    """
+    thread = threading.Thread(
+        target=_withdraw, args=(store, rank), kwargs={"has_met": False}, name="zpccl-withdraw", daemon=True
+    )
+    try:
+        thread.start()
+    except RuntimeError:  # There is none to have.
+        return
+    thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND)
 
 
 def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:
