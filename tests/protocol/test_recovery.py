@@ -1171,6 +1171,37 @@ def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> 
         assert bench.names() == ("ab" if names == "c" and has_gone_on else names)
 
 
+@pytest.mark.parametrize("reports", [False, True])
+def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver, reports: bool) -> None:
+    """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before its report came."""
+    bench.report("a", "abc", 5)
+    bench.tick(3 * limits.RECOVERY_WAIT_NS)
+    bench.connections["c"] = "c1"
+    bench.say("c", hello_of("c"))
+    bench.report("b", "abc", 5)
+    assert bench.machine.is_recovering
+    if reports:
+        bench.say("c", report_of("c", "c", 6))
+    else:
+        bench.tick_at_deadline()
+    assert bench.names() == ("c" if reports else "abc")
+
+
+def test_those_that_say_hello_one_after_the_other_hold_up_nobody(bench: TakeOver) -> None:
+    """L1: and say no more."""
+    bench.report("a", "abc", 5)
+    bench.tick(3 * limits.RECOVERY_WAIT_NS)
+    since_ns = bench.now_ns
+    bench.connections["c"] = "c0"
+    bench.say("c", hello_of("c"))
+    bench.report("b", "abc", 5)
+    while bench.machine.is_recovering:
+        bench.tick(limits.RECOVERY_GRACE_NS // 2)
+        bench.connections["c"] = f"c{bench.now_ns}"
+        bench.say("c", hello_of("c"))
+    assert bench.now_ns - since_ns < 3 * limits.RECOVERY_WAIT_NS
+
+
 def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:
     """B1: it ended the master, and the next one, whenever that peer reported."""
     told = bench.report("a", "aa")

@@ -260,6 +260,7 @@ class Candidate:
         self._greeted_ns: int | None = None
         self._told_ns: int | None = None  # When the first peer that had been pending in a run came.
         self._last_greeted_ns = now_ns
+        self._elected_ns: int | None = None  # Since when it could lead, and waits only for those that are here.
         self._started_ns = self._looked_ns = now_ns
         self._reporter_on: dict[Hashable, bytes] = {}
         self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether they have reported.
@@ -288,6 +289,7 @@ class Candidate:
         for held in self.held.values():
             held.is_summoned = False
         self._greeted = dict.fromkeys(self._greeted, False)
+        self._elected_ns = None
         return list(self._greeted)
 
     def knows(self, connection: Hashable) -> bool:
@@ -402,7 +404,7 @@ class Candidate:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due; None while only another event can change anything."""
-        due = [self._reports_due_ns(), self._minority_due_ns(), self._started_ns + self._grace_ns]
+        due = [self._reports_due_ns(), self._minority_due_ns(), self._late_due_ns(), self._started_ns + self._grace_ns]
         due += map(self._newcomer_due_ns, self.held.values())
         return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
 
@@ -417,6 +419,16 @@ class Candidate:
         return max(
             self._greeted_ns + wait_ns, min(self._last_greeted_ns + self._grace_ns, self._greeted_ns + 2 * wait_ns)
         )
+
+    def _late_due_ns(self) -> int | None:
+        """Until when it waits, once elected in a run with one address, for members that are here and have not reported.
+
+        They may know a later list. Each gets its time, but all together a bounded one.
+        """
+        if self._elected_ns is None or all(self._greeted.values()):
+            return None
+        latest_ns = self._elected_ns + 2 * max(self._grace_ns, self._wait_ns)
+        return min(self._last_greeted_ns + self._grace_ns, latest_ns)
 
     def _minority_due_ns(self) -> int | None:
         """Until when it waits for a quorum, in a run with one address."""
@@ -470,7 +482,7 @@ class Candidate:
         self._looked_ns = now_ns
         is_late = self._is_late(now_ns)
         if self._have_members_reported():
-            return (is_late or self._are_all_here()) and self._is_elected(now_ns)
+            return (is_late or self._are_all_here()) and self._is_elected(now_ns) and not self._awaits_late(now_ns)
         if (is_late or not self._greeted) and any(self._may_begin(held, now_ns) for held in self.held.values()):
             return True
         if not self._greeted and (is_late or not self.held):
@@ -483,6 +495,13 @@ class Candidate:
         if self._has_quorum(chosen):
             return True
         return self._has_one_address(chosen) and due_ns is not None and now_ns >= due_ns
+
+    def _awaits_late(self, now_ns: int) -> bool:
+        """True while members may come late with a later list, where no other master keeps an older one from leading."""
+        if self._elected_ns is None and self._has_one_address(self.chosen):
+            self._elected_ns = now_ns
+        due_ns = self._late_due_ns()
+        return due_ns is not None and now_ns < due_ns
 
     def _has_quorum(self, run_id: bytes | None) -> bool:
         """True if quorums of the newest list of a run have promised."""
