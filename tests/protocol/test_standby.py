@@ -16,6 +16,7 @@ from zpccl.protocol.effects import Reject, Send, UseMaster
 from zpccl.protocol.leadership import Promise
 from zpccl.protocol.messages import (
     Acknowledgement,
+    Decision,
     Hello,
     Kick,
     Leave,
@@ -676,6 +677,19 @@ def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
 @pytest.mark.parametrize("peer", [peer_of_two(), PeerBench()], ids=["two masters", "one"])
 def test_lists_are_acknowledged(peer: PeerBench) -> None:
     assert peer.member().hear(member_list(3, "ab")) == [Send(Acknowledgement(3))]
+
+
+@pytest.mark.parametrize("call", ["reduce", "sync"])
+def test_nobody_is_alone_before_the_list_is_established(call: str) -> None:
+    """The next leader may go on with those whom the list removes, and they would wait for this call."""
+    peer = peer_of_two().member()
+    peer.hear(replace(member_list(3, "a"), old_members=pids("ab"), parent=2))
+    make = getattr(peer, call)
+    (vote,) = make(1)
+    assert isinstance(vote.message, Votes)
+    peer.hear(Decision(1, Result.TOO_FEW_PEERS))
+    peer.hear(MembersCommitted(3))
+    assert type(peer.error(make(2))) is TooFewPeers
 
 
 def test_the_base_is_reported_until_the_list_is_established() -> None:

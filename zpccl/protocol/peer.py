@@ -926,7 +926,9 @@ class PeerMachine:
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) - len(self._undecided()) + len(new) > self._calls_max():
             return self._too_many_calls()
-        return self._loneliness(new[0]) if len(self.group_members()) <= 1 else None
+        # While a list is only proposed, another one may follow in its place: then the master answers.
+        is_alone = len(self.group_members()) <= 1 and not self._old_members
+        return self._loneliness(new[0]) if is_alone else None
 
     def _loneliness(self, call: Call) -> TooFewPeers | None:
         """Why a call cannot be made without other members, or None."""
