@@ -95,7 +95,7 @@ class Agreement(Checker):
         self._ended: dict[RunKey, dict[bytes, bool]] = {}
         self._planned: set[RunKey] = set()  # Not ahead.
         self._between_peers: set[RunKey] = set()  # Committed by one of them before the master.
-        self._calls_between: set[tuple[bytes, int]] = set()  # By peer and call, of all participants of these.
+        self._calls_between: dict[tuple[bytes, int], RunKey] = {}  # By peer and call, of all participants of these.
         self._released: dict[bytes, set[tuple[int, RunKey]]] = {}  # Released calls whose attempts were undecided.
         self._have_released: set[bytes] = set()
         self._results: dict[RunKey, int] = {}
@@ -103,13 +103,11 @@ class Agreement(Checker):
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
         if isinstance(message, Plan):
-            self._planned.add(master.key(connection, message.attempt_id))
+            attempt = master.key(connection, message.attempt_id)
+            self._planned.add(attempt)
             node = self.cluster.node_of(connection)  # None: it has another connection by now.
-            is_here = node is not None and node.machine.state is State.MEMBER
-            is_new = is_here and master.key(connection, message.attempt_id) not in self._between_peers
-            again = self._calls_between.intersection(message.participants.items()) if is_new else set()
-            # Of one address lists may part: whoever has gone on elsewhere is lost here, and the attempt ends for it.
-            again = {(peer_id, call_id) for peer_id, call_id in again if peer_id in master.machine.registry.peers}
+            is_new = node is not None and node.machine.state is State.MEMBER and attempt not in self._between_peers
+            again = [call for call in message.participants.items() if is_new and self._is_again(master, call, attempt)]
             self.cluster.require(not again, "S1", f"a call that its peers have committed is planned: {again}")
         if isinstance(message, Decision):
             attempt, committed, lifetime = (
@@ -121,6 +119,16 @@ class Agreement(Checker):
             decided[committed].add(lifetime)
             is_one = lifetime not in decided[not committed] and (committed or attempt not in self._between_peers)
             self.cluster.require(is_one, "S1", f"attempt {message.attempt_id} is decided twice")
+
+    def _is_again(self, master: SimulatedMaster, call: tuple[bytes, int], attempt: RunKey) -> bool:
+        """True if an attempt is planned for a call that was committed between peers, and its peer may obey."""
+        between = self._calls_between.get(call)
+        # Of one address lists may part: whoever has gone on elsewhere is lost here, and the attempt ends for it.
+        if between is None or call[0] not in master.machine.registry.peers:
+            return False
+        # A leader that was replaced may not know it yet, as its connections end late. It is obeyed no more: who has
+        # taken part in an attempt of a later term has promised that one, or a later one.
+        return between[0] != attempt[0] or between[1] >> limits.EPOCH_BITS <= attempt[1] >> limits.EPOCH_BITS
 
     def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
         """A member ends an attempt as decided; no peer commits an attempt that was not committed."""
@@ -158,7 +166,7 @@ class Agreement(Checker):
             not self.decisions.get(attempt, {}).get(False), "S1", f"{node.name} commits attempt {attempt[1]}, aborted"
         )
         self._between_peers.add(attempt)
-        self._calls_between.update(running.calls.items())
+        self._calls_between.update(dict.fromkeys(running.calls.items(), attempt))
         self._on_ended(node, attempt, commit=True)
 
     def _on_ended(self, node: SimulatedPeer, attempt: RunKey, commit: bool) -> None:
