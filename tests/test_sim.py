@@ -46,7 +46,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import State
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
-from zpccl.sim.checkers import Causes, Commits, Lineage
+from zpccl.sim.checkers import Agreement, Causes, Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
@@ -424,6 +424,28 @@ def test_catches_a_commit_that_another_has_lost(monkeypatch: pytest.MonkeyPatch)
     (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Commits))
     with pytest.raises(Violation, match="S1"):
         checker.on_end()
+
+
+@pytest.mark.parametrize(("terms", "run_id"), [(-1, b""), (0, b""), (1, b""), (-1, b"another")])
+def test_only_a_leader_that_was_replaced_may_plan_what_peers_have_committed(terms: int, run_id: bytes) -> None:
+    """S1; duel, seed 19655297: a master stood still, the members went to the next one, and peers committed calls there.
+    It went on, read the votes for these calls, and planned them on a connection whose end it had not learnt."""
+    cluster = Cluster(3, peer_count=3, script=SIMPLE)
+    (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Agreement))
+    cluster.run(steps=300, faults=STILL)
+    cluster.crash_master(cluster.master, SECOND)  # The next one leads in a term above 0.
+    while not any(attempt_id >> limits.EPOCH_BITS for _, attempt_id in checker._between_peers):
+        cluster.run(steps=1, faults=STILL)
+    attempt, connection = max(checker._between_peers), cluster.live_nodes()[0].connection
+    assert connection is not None
+    calls = cluster.dataplane.attempts[attempt].calls
+    if run_id:
+        cluster.master._run_of[connection.name] = run_id
+    term = (attempt[1] >> limits.EPOCH_BITS) + terms
+    plan = Plan((term << limits.EPOCH_BITS) + ATTEMPT, tuple(calls.values()), Reducing(tuple(calls), 1))
+    is_right = terms < 0 and not run_id
+    with nullcontext() if is_right else pytest.raises(Violation, match=r"S1: .* have committed is planned"):
+        checker.on_master_message(cluster.master, connection.name, plan)
 
 
 def test_messages_belong_to_the_run_of_the_welcome() -> None:
