@@ -1,4 +1,4 @@
-"""Logging: the logger "zpccl" of the standard `logging` package, and a handler for programs that set up none."""
+"""Logging: the logger "zpccl" of `logging`, a handler for programs that set up none, and logs with a bound."""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ of the peer, which never blocks.
 A member serves the tensors themselves until before_write() is called for one of them; from then on it serves a copy of
 that one. Blocks are read under the lock of their tensor, so a copy is never half written. If a tensor is modified
 without before_write(), its digest no longer matches the offer, and the offer ends.
+
+Locks may be taken again by their thread: a signal handler may close the communicator where it has one. Nothing waits
+for another thread under the lock of a tensor, and copies are made without it.
 """
 
 from __future__ import annotations
