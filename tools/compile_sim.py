@@ -12,6 +12,7 @@ Ownership: one process, and one child at a time.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
 import re
@@ -28,6 +29,8 @@ INTERPRETED = ("protocol/messages.py", "sim/faults.py", "sim/__main__.py")
 """msgspec makes classes of its own; fields are told apart by annotations, which are no strings in compiled classes."""
 NOT_NATIVE = {"sim/cluster.py": "Violation", "protocol/election.py": "Election", "protocol/matrix.py": "Sample"}
 """Classes that mypyc cannot lay out: of a base in C, or generic."""
+INHERITED = {"Attempt"}
+"""Data classes that others inherit from: mypyc would give those the same constructor."""
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "protocol/routes.py": (("cost_max = self._cost(route)", "cost_max = float(self._cost(route))"),),
     "protocol/packing.py": (
@@ -78,7 +81,29 @@ def changed(name: str, text: str) -> str:
         text, count = re.subn(pattern, r"@mypy_extensions.mypyc_attr(native_class=False)\n\1", text, flags=re.MULTILINE)
         if count != 1:
             raise CannotCompile(f"{name}: no class {NOT_NATIVE[name]}: mend NOT_NATIVE in this tool")
+    text = with_constructors(text.replace("frozen=True", "unsafe_hash=True"))
     return text.replace(FUTURE, f"{FUTURE}import typing\nimport mypy_extensions\n", 1)
+
+
+def with_constructors(text: str) -> str:
+    """Writes constructors of data classes out: those that Python makes are not compiled, and take ten times as long."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        if not isinstance(node, ast.ClassDef) or node.bases or node.name in INHERITED:
+            continue
+        how = [ast.unparse(decorator) for decorator in node.decorator_list]
+        fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+        made = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+        is_plain = not any(isinstance(each.value, ast.Call) for each in fields)  # There is no field().
+        if not fields or not is_plain or "__init__" in made or not any(each.startswith("dataclass") for each in how):
+            continue
+        order = "*, " if any("kw_only=True" in each for each in how) else ""
+        names = [ast.unparse(each.target) for each in fields]
+        takes = ", ".join(ast.unparse(ast.AnnAssign(each.target, each.annotation, each.value, 1)) for each in fields)
+        body = [f"self.{name} = {name}" for name in names] + ["self.__post_init__()"] * ("__post_init__" in made)
+        init = "".join(f"        {line}\n" for line in body)
+        lines.insert(node.end_lineno or 0, f"\n    def __init__(self, {order}{takes}) -> None:\n{init}")
+    return "".join(lines)
 
 
 def copy(folder: Path) -> list[str]:
