@@ -170,7 +170,7 @@ def test_a_callback_that_ends_its_thread_does_not_end_the_peer() -> None:
 # --- Half made ------------------------------------------------------------------------------------------------------
 
 
-def no_descriptors(*_: object) -> Any:
+def no_descriptors(*_: object, **__: object) -> Any:
     raise OSError(errno.EMFILE, "too many open files")
 
 
@@ -281,14 +281,15 @@ def test_the_descriptor_of_a_connection_that_is_gone_is_closed_once(monkeypatch:
 
 
 def test_a_port_that_is_held_back_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2: there was no descriptor to end it with. Nobody can connect, so nothing else wakes the master."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """L2: it could not be ended at once. Nobody can connect, so nothing else wakes the master."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.closing(inflow.Duplicates()) as duplicates:
         port = listener.getsockname()[1]
-        bound = inflow.Inflow(port, False, lambda _: Standing.STRANGER, RefusalLog(logging.getLogger("x")))
+        refusals = RefusalLog(logging.getLogger("x"))
+        bound = inflow.Inflow(port, False, lambda _: Standing.STRANGER, refusals, duplicates)
         bound.listening(listener.fileno())
         bound._hold_back(True)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "dup", no_descriptors)
+            patch.setattr(os, "dup2", no_descriptors)
             bound.drained()
         assert bound.is_holding_back and bound.deadline_ns() is not None
         now_ns = time.monotonic_ns()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import resource
 import socket
+import termios
 from collections.abc import Iterator
 
 import pytest
 from e2e.harness import HANG_SECONDS, until
 
 from zpccl import limits
-from zpccl.control.inflow import Inflow
+from zpccl.control.inflow import Duplicates, Inflow
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
 
@@ -27,20 +30,28 @@ class Bench:
         self.listener = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.standings: dict[bytes, Standing] = {}
         self.now_ns = START_NS
+        duplicates = Duplicates()
+        self.stack.callback(duplicates.close)
         self.inflow = Inflow(
             self.listener.getsockname()[1],
             False,
             lambda routing_id: self.standings.get(routing_id, Standing.STRANGER),
             RefusalLog(logging.getLogger("zpccl.test")),
+            duplicates,
         )
 
     def connect(self, routing_id: bytes = b"", standing: Standing = Standing.STRANGER) -> Pair:
-        theirs = self.stack.enter_context(socket.create_connection(self.listener.getsockname(), HANG_SECONDS))
-        ours = self.stack.enter_context(self.listener.accept()[0])
-        self.inflow.opened(ours.fileno(), self.now_ns)
+        pair = self.accept()
+        self.inflow.opened(pair.ours.fileno(), self.now_ns)
         if routing_id:
             self.standings[routing_id] = standing
-            self.inflow.named(ours.fileno(), routing_id)
+            self.inflow.named(pair.ours.fileno(), routing_id)
+        return pair
+
+    def accept(self) -> Pair:
+        """A connection of which the guard does not know yet."""
+        theirs = self.stack.enter_context(socket.create_connection(self.listener.getsockname(), HANG_SECONDS))
+        ours = self.stack.enter_context(self.listener.accept()[0])
         return Pair(theirs, ours)
 
     def look(self, after_ns: int = limits.SECOND) -> None:
@@ -185,6 +196,22 @@ def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [pair.is_cut() for pair in strangers] == [True, True, False, False, False] and not member.is_cut()
 
 
+def test_strangers_do_not_keep_the_last_descriptors(bench: Bench) -> None:
+    """Whoever comes while all are in use is known, and goes after a while, as who was there before."""
+    before, last = bench.connect(), bench.accept()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        bench.inflow.opened(last.ours.fileno(), bench.now_ns)
+        bench.look(limits.STRANGER_TIMEOUT_NS)
+        assert before.is_cut() and last.is_cut()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_strangers_together_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: the ones that hold most go, as many as it takes."""
     monkeypatch.setattr(limits, "OUTSIDERS_BYTES_MAX", 10_000)
@@ -212,6 +239,21 @@ def test_who_does_not_read(bench: Bench) -> None:
         sent -= len(pair.theirs.recv(1 << 20))
     until(lambda: bench.inflow.may_send(b"a", 0), "acknowledgement of what was read")
     assert bench.inflow.may_send(b"unknown", size)
+
+
+def test_acknowledged_heartbeats_make_no_room_for_messages(bench: Bench) -> None:
+    """B1: of those that have gone to it for days nobody keeps an account."""
+    pair = bench.connect(b"a", Standing.PENDING)
+    beats = bytes(2 * limits.OUTSIDER_UNSENT_BYTES_MAX)
+    for begin in range(0, len(beats), 1 << 16):
+        pair.ours.sendall(beats[begin : begin + (1 << 16)])
+        assert pair.theirs.recv(1 << 16, socket.MSG_WAITALL)
+    until(lambda: fcntl.ioctl(pair.ours, termios.TIOCOUTQ, bytes(4)) == bytes(4), "acknowledgement of the last of them")
+    bench.look()
+    count = 0
+    while bench.inflow.may_send(b"a", limits.MIB):
+        count += 1
+    assert count <= limits.OUTSIDER_UNSENT_BYTES_MAX // limits.MIB
 
 
 def test_the_descriptor_of_another_file_is_left_alone(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from zpccl.control.addresses import parse_address
 from zpccl.control.master_loop import MasterLoop
 from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
-from zpccl.protocol.events import PeerMessageReceived
+from zpccl.protocol.events import MalformedReceived, PeerMessageReceived
 from zpccl.protocol.membership import Standing
 from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
 
@@ -217,6 +217,55 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
         loop._close()
 
 
+@pytest.mark.parametrize("name", [b"\xff" * 5, b"\0\xff\xff\xff\xff", b"x"])
+def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> None:
+    """L1: else that one, which has its descriptor, would be taken for closed, and nobody could join."""
+    named = READY[2:] + b"\x08Identity" + len(name).to_bytes(4, "big") + name
+    hello = Hello(b"q" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
+    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
+
+    def say(connection: socket.socket, ready: bytes, data: bytes) -> None:
+        connection.connect(parse_address(loop.address))
+        connection.sendall(GREETING)
+        connection.recv(len(GREETING), socket.MSG_WAITALL)
+        connection.sendall(b"\4" + bytes([len(ready)]) + ready + b"\0" + bytes([len(data)]) + data)
+        time.sleep(0.5)  # It has arrived; to see that would be to take it.
+
+    try:
+        with socket.socket() as stranger, socket.socket() as peer:
+            say(stranger, named, b"junk")
+            stranger.shutdown(socket.SHUT_WR)
+            assert is_dropped(stranger)
+            say(peer, READY[2:], encode(hello))
+            until(lambda: hello.peer_id in turn(loop).machine.registry.peers)
+            assert list(loop._generation.values()) == [3], "both have had the same descriptor"
+            connection = loop.machine.registry.peers[hello.peer_id].connection
+            assert connection is not None and list(loop._routing_id_of.values()) == [connection]
+    finally:
+        loop._close()
+
+
+def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
+    """B1: it may have millions, which takes seconds, and others may send without end meanwhile."""
+    loop = MasterLoop("127.0.0.1:0")
+    turns = 3
+    try:
+        with dealer(loop.address) as peer:
+            peer.send_multipart([b""] * (turns * limits.PARTS_TAKEN_MAX + 1), copy=False)
+            peer.send(encode(Leave()))
+            taken: list[Any] = []
+            for _ in range(turns):
+                assert loop._socket.poll(WAIT_S * 1000)
+                taken += loop._take_messages()
+                assert taken == [] and not loop._is_drained
+            while len(taken) < 2:
+                assert loop._socket.poll(WAIT_S * 1000)
+                taken += loop._take_messages()
+    finally:
+        loop._close()
+    assert [type(event) for event in taken] == [MalformedReceived, PeerMessageReceived]
+
+
 def never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood keeps the socket from ever being found empty."""
     take_messages = MasterLoop._take_messages
@@ -330,3 +379,19 @@ def test_a_connection_that_is_reset_while_nobody_reads_aborts_nothing() -> None:
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 0
+
+
+def test_connections_that_come_and_go_as_it_stops_hold_up_no_end() -> None:
+    """libzmq's thread waits for somebody to hear of them. In a child: who waits for that thread hangs."""
+    script = """
+import socket
+from zpccl.control.addresses import parse_address
+from zpccl.control.master_loop import MasterLoop
+
+loop = MasterLoop("127.0.0.1:0")
+for _ in range(1300):
+    socket.create_connection(parse_address(loop.address), 30).close()
+loop.stop()
+loop.run()
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=WAIT_S, check=True)

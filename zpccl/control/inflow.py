@@ -23,8 +23,9 @@ socket was last found empty cannot belong to a message that begins later. So onc
 those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats.
 
 Ownership. libzmq owns the descriptors and closes them at any time, after which the next file gets the same number. So
-every operation works on a duplicate whose kernel socket cookie was compared. Only the thread of the master's loop uses
-this module.
+every operation works on a duplicate whose kernel socket cookie was compared. The number of that duplicate is reserved:
+connections that nobody could shut down for want of a descriptor would keep all descriptors for ever. Only the thread of
+the master's loop uses this module.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zpccl import limits
@@ -111,15 +112,22 @@ class Inflow:
         is_secure: connections use CURVE, which adds framing.
         standing_of: maps a routing id to the standing of its connection.
         refusals: logs connections that are shut down.
+        duplicates: duplicates the descriptors of connections.
     """
 
     def __init__(
-        self, port: int, is_secure: bool, standing_of: Callable[[bytes], Standing], refusals: RefusalLog
+        self,
+        port: int,
+        is_secure: bool,
+        standing_of: Callable[[bytes], Standing],
+        refusals: RefusalLog,
+        duplicates: Duplicates,
     ) -> None:
         self._port = port
         self._message_bytes = _CURVE_MESSAGE_BYTES if is_secure else 0
         self._standing_of = standing_of
         self._refusals = refusals
+        self._duplicates = duplicates
         self._connections: dict[int, _Connection] = {}  # Open ones, by descriptor.
         self._by_routing_id: dict[bytes, _Connection] = {}
         self._cut_ids: set[bytes] = set()  # Routing ids of connections shut down; libzmq may still hold messages.
@@ -147,13 +155,13 @@ class Inflow:
 
     def listening(self, descriptor: int) -> None:
         """This is the listening socket of the port."""
-        with contextlib.suppress(OSError), _duplicate(descriptor) as listener:
+        with contextlib.suppress(OSError), self._duplicates.of(descriptor) as listener:
             self._listener = descriptor, listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
 
     def opened(self, descriptor: int, now_ns: int) -> None:
         """A connection was accepted. It may have closed since, and its descriptor may belong to another file."""
         self._remove(descriptor)
-        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+        with contextlib.suppress(OSError), self._duplicates.of(descriptor) as connection:
             if connection.family == socket.AF_UNIX or connection.getsockname()[1] != self._port:
                 return
             cookie = connection.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
@@ -305,7 +313,7 @@ class Inflow:
         """Makes the kernel drop what comes to the port, or take it again."""
         if self._listener is None:
             return
-        with contextlib.suppress(OSError), _duplicate(*self._listener) as listener:
+        with contextlib.suppress(OSError), self._duplicates.of(*self._listener) as listener:
             if is_holding_back:
                 program = struct.pack("HP", 1, ctypes.addressof(_DROP))
                 listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
@@ -323,6 +331,7 @@ class Inflow:
             finally:
                 borrowed.detach()
             connection.acknowledged, connection.received = _COUNTS.unpack_from(info, _COUNTS_OFFSET)
+            connection.sent = max(connection.sent, connection.acknowledged)  # Heartbeats are acknowledged, too.
 
     def _cut(self, connection: _Connection, reason: str, now_ns: int) -> None:
         if connection.is_cut:
@@ -331,24 +340,42 @@ class Inflow:
         self._unregistered.pop(connection, None)
         if connection.routing_id is not None:
             self._cut_ids.add(connection.routing_id)
-        with contextlib.suppress(OSError), _duplicate(connection.descriptor, connection.cookie) as pinned:
+        with contextlib.suppress(OSError), self._duplicates.of(connection.descriptor, connection.cookie) as pinned:
             pinned.shutdown(socket.SHUT_RDWR)
             self._refusals.add(f"{connection.address}: {reason}", now_ns)
 
 
-def _duplicate(descriptor: int, cookie: bytes | None = None) -> socket.socket:
-    """A duplicate of a descriptor as a socket, which stays valid if libzmq closes the original.
+class Duplicates:
+    """Duplicates descriptors, one at a time, to a number that it has reserved: also when no other one is free."""
 
-    Raises:
-        OSError: the descriptor is closed, or not a socket, or not the one with this cookie.
-    """
-    copy = os.dup(descriptor)
-    try:
-        found = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    if cookie is not None and found.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
-        found.close()
-        raise OSError(errno.ESTALE, "the descriptor is that of another socket by now")
-    return found
+    def __init__(self) -> None:
+        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._reserved = os.dup(self._nothing)
+        except BaseException:
+            os.close(self._nothing)
+            raise
+
+    @contextlib.contextmanager
+    def of(self, descriptor: int, cookie: bytes | None = None) -> Iterator[socket.socket]:
+        """A duplicate of a descriptor as a socket, which stays valid if libzmq closes the original.
+
+        Raises:
+            OSError: the descriptor is closed, or not a socket, or not the one with this cookie.
+        """
+        os.dup2(descriptor, self._reserved, inheritable=False)
+        try:
+            found = socket.socket(fileno=self._reserved)
+            try:
+                if cookie is not None and found.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
+                    raise OSError(errno.ESTALE, "the descriptor is that of another socket by now")
+                yield found
+            finally:
+                found.detach()
+        finally:
+            os.dup2(self._nothing, self._reserved, inheritable=False)
+
+    def close(self) -> None:
+        """Gives the number back."""
+        os.close(self._reserved)
+        os.close(self._nothing)

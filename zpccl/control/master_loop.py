@@ -10,6 +10,8 @@ descriptor. Messages are taken from the socket first, and the monitor is drained
 everything about the senders of these messages. The machine learns of the end of a connection after its last message,
 but where more are read than in one turn: what is left of a closed connection says nothing of who has its descriptor by
 then, so its routing id is kept until the socket is found empty, or CLOSED_CONNECTIONS_MAX have closed after it.
+Of two connections with one descriptor the number that libzmq has given them tells which was the earlier one. So who
+names its connection itself, which ZMTP allows, is not heard: it could pass for the later one, and the other for closed.
 A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
 that libzmq still holds from a connection that was shut down are dropped, since there may be many.
 
@@ -39,7 +41,7 @@ from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
 from zpccl.control.dial_back import DialBacks
 from zpccl.control.forks import Descriptor, closed_in_children
-from zpccl.control.inflow import Inflow
+from zpccl.control.inflow import Duplicates, Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
 from zpccl.control.outgoing import Outgoing
 from zpccl.control.waiter import Waiter, is_readable
@@ -72,6 +74,10 @@ from zpccl.topology import Topology
 
 logger = logging.getLogger("zpccl.master")
 
+_OWN_ENDPOINT = "inproc://zpccl.master"
+"""Of the first connection, which is our own: libzmq counts connections from a random number, which it has."""
+_ROUTING_ID_BYTES = 5
+"""Of a connection that libzmq names: a zero, and its number."""
 _ZERO_COPY_RECV = 10
 """From zmq.h; pyzmq has no name for it. Set to 1, else each small message keeps a receive buffer of 8 KiB alive."""
 
@@ -119,6 +125,7 @@ class MasterLoop:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
         self._dial_backs = DialBacks()
+        self._duplicates = Duplicates()
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
         self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,9 +142,12 @@ class MasterLoop:
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
         self._gone: deque[bytes] = deque()  # Of closed ones of which libzmq may still hold messages, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
+        self._sender, self._wire_bytes = b"", 0  # Of the message that is being taken.
+        self._parts: list[zmq.Frame] = []  # Its first ones. Empty: there is no such message.
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
-        self._nameless_count = 0
+        self._accepted_count = 0
+        self._unheard_count = 0
         self._traffic = Traffic()
         self._publish = publish
         self._published_ns: int | None = None
@@ -154,12 +164,14 @@ class MasterLoop:
             listening_port = int(endpoint.rpartition(":")[2])
             self.address = format_address(host, listening_port)
             """Where the master listens, "host:port"."""
-            self.inflow = Inflow(listening_port, keys is not None, self.machine.standing, self._refusals)
+            is_secure = keys is not None
+            self.inflow = Inflow(listening_port, is_secure, self.machine.standing, self._refusals, self._duplicates)
             self._drain_monitor(time.monotonic_ns())  # It names the port, which is closed in children from now on.
             self._show(time.monotonic_ns())
         except BaseException as error:
             self._context.destroy(linger=0)
             self._dial_backs.close()
+            self._duplicates.close()
             self._close_pipe()
             if not isinstance(error, zmq.ZMQError):
                 raise
@@ -173,6 +185,11 @@ class MasterLoop:
             secure(socket, self._keys)
         watched = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         self._monitor = socket.get_monitor_socket(watched | (HandshakeWatch.EVENTS if self._keys is not None else 0))
+        self._own = self._context.socket(zmq.DEALER)
+        socket.bind(_OWN_ENDPOINT)
+        self._own.connect(_OWN_ENDPOINT)
+        self._own.send(b"")
+        self._first_number = _number_of(socket.recv_multipart()[0])
         socket.bind(f"tcp://{'*' if host == '0.0.0.0' else format_address(host, port).rpartition(':')[0]}:{port}")
         return socket
 
@@ -302,32 +319,30 @@ class MasterLoop:
         for _ in range(limits.POLL_EVENTS_MAX):
             if size >= limits.CONTROL_BATCH_BYTES_MAX:
                 break
-            if not is_readable(self._socket):
-                self._is_drained = True
+            if not self._parts:
+                if not is_readable(self._socket):
+                    self._is_drained = True
+                    break
+                self._sender, self._wire_bytes = self._socket.recv(zmq.NOBLOCK), 0
+            if not self._take_parts():
                 break
-            routing_id = self._socket.recv(zmq.NOBLOCK)
-            frame = self._socket.recv(copy=False)
-            frames, wire_bytes = [frame], self.inflow.wire_bytes(len(frame.buffer))
-            while frame.more:
-                frame = self._socket.recv(copy=False)
-                wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
-                if len(frames) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.
-                    frames.append(frame)
+            routing_id, frames, wire_bytes = self._sender, self._parts, self._wire_bytes
+            self._parts = []
             size += wire_bytes
             if self.inflow.is_cut(routing_id):
                 continue
-            descriptor = _descriptor_of(frame)
-            if descriptor is None:
-                self._nameless_count += 1
-                if self._nameless_count == 1:  # Logged once, because there may be many.
-                    logger.warning("messages of ZMTP 1.0, or bytes that look like them, are dropped")
+            descriptor = _descriptor_of(frames[-1])
+            if descriptor is None or not (routing_id in self._known or self._is_numbered(routing_id)):
+                self._unheard_count += 1
+                if self._unheard_count == 1:  # Logged once, because there may be many.
+                    logger.warning("messages of ZMTP 1.0, or of no connection of a peer, are dropped")
                 continue
             self._traffic.messages_received += len(frames)
             self._traffic.received_bytes += wire_bytes
             self._new_senders.append((routing_id, descriptor, wire_bytes))
             identity = ""
             if self._zap is not None:
-                identity = identity_of(frame)
+                identity = identity_of(frames[-1])
             for event in self._events_of(routing_id, frames, identity):
                 if self._zap is not None and identity not in self._zap.allowed and not _is_farewell(event):
                     continue
@@ -336,6 +351,24 @@ class MasterLoop:
                 else:
                     batch.append(event)
         return batch
+
+    def _is_numbered(self, routing_id: bytes) -> bool:
+        """True if libzmq may have numbered this connection; False: it has named itself."""
+        if len(routing_id) != _ROUTING_ID_BYTES or routing_id[0] != 0:
+            return False
+        number = (_number_of(routing_id) - self._first_number) % 2**32
+        return number <= self._accepted_count + limits.CONNECTIONS_UNCOUNTED_MAX
+
+    def _take_parts(self) -> bool:
+        """Takes parts of the message that has begun. False: there are more of them, for the next turn."""
+        for _ in range(limits.PARTS_TAKEN_MAX):
+            frame = self._socket.recv(copy=False)
+            self._wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
+            if len(self._parts) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.
+                self._parts.append(frame)
+            if not frame.more:
+                return True
+        return False
 
     def _answer_check(self, routing_id: bytes, host: str, request: CheckRequest) -> None:
         """Answers a host that wants to be checked."""
@@ -374,6 +407,7 @@ class MasterLoop:
             descriptor = event["value"]
             generation = self._generation.get(descriptor, 0)
             if event["event"] == zmq.EVENT_ACCEPTED:
+                self._accepted_count += 1
                 self._generation[descriptor] = generation + 1 + generation % 2
                 self.inflow.opened(descriptor, now_ns)
             elif event["event"] == zmq.EVENT_DISCONNECTED and generation % 2:
@@ -453,13 +487,15 @@ class MasterLoop:
     def _close(self) -> None:
         if self._outgoing.deadline_ns is not None:
             self._flush(self._outgoing.deadline_ns)
-        self._socket.disable_monitor()
+        # The monitor is not disabled: that waits, with the GIL, for libzmq's thread, which may wait for us to read it.
         self._monitor.close(linger=0)
+        self._own.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)
         if self._zap is not None:
             self._zap.close()
         self._context.term()
         self._dial_backs.close()
+        self._duplicates.close()
         self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -480,6 +516,10 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], heartbeat_timeout_ns: i
     socket.setsockopt(zmq.BACKLOG, limits.LISTEN_BACKLOG)
     set_heartbeat(socket, heartbeat_timeout_ns)
     return socket
+
+
+def _number_of(routing_id: bytes) -> int:
+    return int.from_bytes(routing_id[1:], "big")
 
 
 def set_heartbeat(socket: zmq.Socket[bytes], timeout_ns: int) -> None:
