@@ -168,7 +168,9 @@ def is_free(address: str) -> bool:
 
 def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
     """L3: the worker of a DataLoader in the process of the master; peers notice its end at once, and it may return."""
-    with zpccl.MasterNode("127.0.0.1:0") as first, zpccl.Communicator(first.address) as comm:
+    master = zpccl.MasterNode("127.0.0.1:0", metrics="127.0.0.1:0")
+    with master as first, zpccl.Communicator(first.address) as comm:
+        metrics_address = str(first.metrics_address)
         loop = loop_of(comm)
         pid = os.fork()
         while pid == 0:
@@ -177,7 +179,7 @@ def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
             first.interrupt()
             until(lambda: loop._session.phase is not SocketPhase.UP, seconds=5)  # Heartbeats would be missed later.
             until(lambda: is_free(first.address), seconds=5)  # Either process may close it last.
-            with zpccl.MasterNode(first.address):
+            with zpccl.MasterNode(first.address, metrics=metrics_address):
                 until(lambda: loop._machine.is_led)
                 assert comm.epoch >= 1
         finally:

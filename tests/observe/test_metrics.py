@@ -252,6 +252,15 @@ def test_bad_addresses(address: str) -> None:
         MetricsServer(address)
 
 
+def test_nobody_is_asked_for_the_name_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no resolver answers the master would begin half a minute later."""
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", asked.append)
+    monkeypatch.setattr(socket, "gethostbyaddr", asked.append)
+    MetricsServer("0.0.0.0:0").close()
+    assert asked == []
+
+
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import_module = builtins.__import__
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.forks import closed_in_children
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.observe.snapshot import Snapshot, Straggler
 from zpccl.protocol.counts import AbortReason, LossReason
@@ -169,6 +170,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._slots = threading.BoundedSemaphore(limits.METRICS_CONNECTIONS_MAX)
         super().__init__((host, port), _Handler)
 
+    def server_bind(self) -> None:
+        """Binds. HTTPServer would look up the name of the address too, for half a minute where no resolver answers."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread, if there is one left."""
         if not self._slots.acquire(blocking=False):
@@ -214,6 +221,7 @@ class MetricsServer:
         except OSError as error:
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
             raise kind(f"cannot serve metrics on {listen}: {error.strerror}") from error
+        closed_in_children(self._server.socket)
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="zpccl-metrics", daemon=True)
         self._thread.start()
