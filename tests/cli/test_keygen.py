@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,23 @@ def test_a_secret_goes_to_a_file_that_is_private(tmp_path: Path, capsys: pytest.
     before = file.read_text()
     assert main(["keygen", "--out", str(file)]) == 2, "it replaces no file"
     assert file.read_text() == before and "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--peer", "alice"]])
+def test_a_full_disk_leaves_no_file(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once there is room again the same command works."""
+    command = ["keygen", *arguments, "--out", str(tmp_path / "key")]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert main(command) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    written = capsys.readouterr()
+    assert "cannot write" in written.err and written.out == "" and not list(tmp_path.iterdir())
+    assert main(command) == 0
 
 
 def test_key_pairs_make_an_allow_list(

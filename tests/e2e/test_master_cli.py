@@ -67,6 +67,20 @@ def test_says_where_it_listens_and_stops_cleanly(number: int) -> None:
         assert "Traceback" not in errors and "WARNING" not in errors
 
 
+def test_serves_though_its_output_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        child = subprocess.Popen([*COMMAND, "--bind", "127.0.0.1:0"], stdout=full, stderr=subprocess.PIPE, text=True)
+    try:
+        assert child.stderr is not None
+        assert "cannot write to the standard output: No space left on device" in child.stderr.readline()
+        child.terminate()
+        status, _, errors = ends(child)
+    finally:
+        child.kill()
+        child.communicate()
+    assert status == 0 and "Traceback" not in errors
+
+
 def test_help() -> None:
     with master("--help") as child:
         status, output, errors = ends(child)

@@ -111,8 +111,12 @@ def _write_private(path: Path, text: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+    except OSError as error:  # The disk is full. A cut key would be in the way of the next try.
+        path.unlink(missing_ok=True)
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGUSR2, lambda *_: loop.log_topology())
     # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
     signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
-    print(f"zpccl-master listens on {loop.address}", flush=True)
+    _say(f"zpccl-master listens on {loop.address}")
     if metrics is not None:
         logger.info("metrics are at http://%s/metrics", metrics.address)
     if keys is not None and keys.allow_file is not None:
@@ -151,6 +151,16 @@ def main(arguments: list[str] | None = None) -> int:
             metrics.close()
     logger.info("stopped")
     return 0
+
+
+def _say(text: str) -> None:
+    """Prints a line. The master serves peers also where that cannot be written: the disk of its output may be full."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        logger.warning("cannot write to the standard output: %s", error.strerror)
+        with open(os.devnull, "wb") as nowhere:  # Python writes what is left at its exit, and would fail again.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
