@@ -190,7 +190,8 @@ class Communicator(Collectives):
 
         Args:
             n_attempts: tries to reach each master, with growing pauses. Where nobody listens, 5 take 1.5 s, and beyond
-                10 each takes 0.6 s; where a connection is not answered, each takes 3 s.
+                10 each takes 0.6 s; where a connection is not answered, each takes 3 s, and 6 s with the name of a
+                host, of which an address of IPv6 and one of IPv4 are tried.
             prefetch: is fetched, while the members go on, from those that offer it (`offer_state`), checked, and given
                 the revision of the offer. Members do not wait for this peer meanwhile, and are not told of it. Where
                 nobody offers anything, or not in time, it is left as it is, and the next `sync_shared_state` fetches

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from zpccl.control import addresses
 from zpccl.control.addresses import (
+    addresses_of,
     advertised_address,
     format_address,
     is_loopback,
+    is_name,
     listen_on_first_free,
     parse_address,
     parse_listen,
@@ -76,6 +78,17 @@ def test_bad_listen_options(text: str) -> None:
 def test_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "192.0.2.1", "example.org", "*"]))
+
+
+def test_addresses_of_names() -> None:
+    assert "127.0.0.1" in addresses_of("localhost")
+    assert addresses_of("192.0.2.1") == {"192.0.2.1"} and addresses_of("2001:db8::1") == {"2001:db8::1"}
+    assert addresses_of("a..b") == set()
+
+
+def test_names() -> None:
+    assert all(map(is_name, ["localhost:1", "example.org:1"]))
+    assert not any(map(is_name, ["127.0.0.1:1", "[::1]:1", "[fe80::1%eth0]:1"]))
 
 
 def test_the_first_free_port_is_taken() -> None:

@@ -77,6 +77,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_name(address: str) -> bool:
+    """True if the host of "host:port" is a name, which may have several addresses."""
+    try:
+        ipaddress.ip_address(parse_address(address)[0])
+    except ValueError:
+        return True
+    return False
+
+
+def addresses_of(host: str) -> set[str]:
+    """The addresses of a name, as this host knows them: none if it knows none. An address is its own."""
+    try:
+        return {str(target[0]) for *_, target in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
+
+
 def parse_listen(text: str | None) -> tuple[str, range]:
     """Host and ports of a `listen=` option: "host", "host:port", "host:first-last"; "" as host means all interfaces.
 
@@ -199,11 +216,12 @@ def advertised_address(advertise: str, port: int) -> str:
     """The address that an `advertise=` option means: a "host" without port gets the port of the listener.
 
     Raises:
-        InvalidArgument: it is malformed.
+        InvalidArgument: it is malformed, or its port is 0.
     """
     is_whole = _ADDRESS.match(str(advertise)) is not None
     address = str(advertise) if is_whole else format_address(str(advertise).strip("[]"), port)
-    parse_address(address, what="advertise")
+    if parse_address(address, what="advertise")[1] == 0:
+        raise InvalidArgument(f"advertise {advertise!r} has port 0, at which nobody can be reached")
     return address
 
 

@@ -39,6 +39,7 @@ from msgspec import structs
 from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
+from zpccl.control.addresses import is_name
 from zpccl.control.calls import PendingCall
 from zpccl.control.connection_count import places_for, senders_for
 from zpccl.control.forks import Descriptor, closed_in_children
@@ -164,6 +165,9 @@ class PeerLoop:
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._context = zmq.Context()
         self._endpoints = endpoints
+        self._endpoint = endpoints[0]  # Of the socket.
+        self._prefers_ipv6 = True  # Dials it first, where a name has addresses of both versions.
+        self._has_turned = False  # Dials the other version now.
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
         self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
         with contextlib.ExitStack() as on_failure:  # Ctrl-C, or there are no descriptors or threads for the rest.
@@ -209,7 +213,8 @@ class PeerLoop:
         dealer.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        dealer.setsockopt(zmq.IPV6, 1)
+        is_ipv6 = self._prefers_ipv6 != self._has_turned or not is_name(self._endpoint.removeprefix("tcp://"))
+        dealer.setsockopt(zmq.IPV6, int(is_ipv6))
         set_heartbeat(dealer, self._heartbeat_timeout_ns)
         if self._keys is not None:
             dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
@@ -452,9 +457,12 @@ class PeerLoop:
             event = _SOCKET_EVENTS[message["event"]]
             if isinstance(event, events.TcpConnected):
                 self._connection = closed_in_children(Descriptor(message["value"]))
+                self._prefers_ipv6, self._has_turned = self._prefers_ipv6 != self._has_turned, False
             elif isinstance(event, events.SocketBroke):
                 self._connection = None
                 self._take_messages(now_ns)
+            elif isinstance(event, events.DialFailed) and self._turn(now_ns):
+                continue
             self._on_session(event, now_ns)
 
     def _on_session(self, event: SessionEvent, now_ns: int) -> None:
@@ -467,10 +475,26 @@ class PeerLoop:
                 self._handle(effect, now_ns)
 
     def _open_socket(self, endpoint: str, now_ns: int) -> None:
+        self._endpoint, self._has_turned = endpoint, False
+        self._dial(now_ns)
+
+    def _turn(self, now_ns: int) -> bool:
+        """Dials the name of a master again, at its address of the other version of IP: libzmq dials one only.
+
+        The version that answers is dialled first from then on. False: it is no name, or both have been dialled.
+        """
+        is_over = self._has_turned or self._session.phase is not SocketPhase.DIALLING
+        if is_over or not is_name(self._endpoint.removeprefix("tcp://")):
+            return False
+        self._has_turned = True
+        self._dial(now_ns)
+        return True
+
+    def _dial(self, now_ns: int) -> None:
         self._close_socket()
         self._socket, self._monitor = self._make_socket()
         try:
-            self._socket.connect(endpoint)
+            self._socket.connect(self._endpoint)
         except zmq.ZMQError as error:
             self._on_session(events.DialFailed(str(error.strerror)), now_ns)
 
