@@ -105,6 +105,20 @@ def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest
         assert secret not in caplog.text
 
 
+def test_a_credential_of_systemd_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its access list lets the service alone read it; the mask of that is where the rights of the group are."""
+    file = tmp_path / "run.secret"
+    file.write_text(new_secret())
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    for mode, is_warned in [(0o400, False), (0o440, False), (0o444, True)]:
+        file.chmod(mode)
+        caplog.clear()
+        master_keys(secret_file=file)
+        assert ("chmod 600" in caplog.text) == is_warned
+
+
 def test_a_list_that_others_can_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "allow"
     file.write_text("")
