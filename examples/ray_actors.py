@@ -42,11 +42,15 @@ class Peer:
                 if comm.are_peers_pending():
                     comm.update_topology()
                     continue
-                if comm.world_size < 2 or (state.revision == 0 and comm.world_size < peers):
+                if comm.world_size < 2:
                     time.sleep(0.1)
                     continue
                 try:
                     comm.sync_shared_state(state)
+                    # Revision and count are the same for all, and so is what they do next. world_size may not be.
+                    if state.revision == 0 and comm.all_reduce(np.ones(1), op=zpccl.ReduceOp.SUM)[0] < peers:
+                        time.sleep(0.1)
+                        continue
                     samples = random.standard_normal((32, FEATURES))
                     gradient = samples.T @ (samples @ (weights - truth)) / len(samples)
                     gradient = comm.all_reduce(gradient, op=zpccl.ReduceOp.AVG)
@@ -77,8 +81,12 @@ def main() -> None:
             ray.wait(results, timeout=8)
             print("killing an actor", flush=True)
             ray.kill(actors[0], no_restart=False)
-        for taken, digest in ray.get(results):
+        ray.wait(results)  # All that are there end together.
+        ended, lost = ray.wait(results, num_returns=len(results), timeout=10)
+        for taken, digest in ray.get(ended):
             print(f"{taken} steps of {options.steps}, weights {digest}")
+        if lost:  # They wait for others, who do not come any more.
+            print(f"{len(lost)} of {options.peers} actors were away when the training ended")
     ray.shutdown()
 
 

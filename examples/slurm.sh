@@ -14,11 +14,12 @@ set -euo pipefail
 if [[ -z "${ZPCCL_MASTER:-}" ]]; then
     ZPCCL_SECRET_FILE=$(mktemp --tmpdir="$PWD" zpccl.XXXXXX.secret)  # Where all nodes see it, and only this user.
     zpccl keygen >"$ZPCCL_SECRET_FILE"
-    ZPCCL_MASTER=$(hostname):48148
+    port=$((20000 + SLURM_JOB_ID % 10000))  # Another job may have its master on this node, too.
+    ZPCCL_MASTER=$(hostname):$port
     export ZPCCL_MASTER ZPCCL_SECRET_FILE
-    zpccl-master &
+    zpccl-master --bind "0.0.0.0:$port" &
     master=$!
-    trap 'kill "$master"; wait; rm -f "$ZPCCL_SECRET_FILE"' EXIT
+    trap 'kill "$master" || true; wait; rm -f "$ZPCCL_SECRET_FILE"' EXIT
 fi
 
 # A peer that fails does not end the others (--kill-on-bad-exit=0, --wait=0), nor does a node (--no-kill). It is started

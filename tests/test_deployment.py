@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,3 +37,25 @@ def test_options_of_the_master_are_known(file: Path) -> None:
 def test_the_job_is_a_script() -> None:
     subprocess.run(["bash", "-n", FILES[1]], check=True)
     assert FILES[1].stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("master", ["exec sleep 60", "exit 2"], ids=["runs", "has failed"])
+def test_the_job_leaves_no_secret(tmp_path: Path, master: str) -> None:
+    """Nor where its master has ended before, as with a port that is taken."""
+    wait = "until [ -s pid ]; do sleep 0.1; done"
+    if master == "exit 2":
+        wait += "; while kill -0 $(cat pid) 2>&-; do sleep 0.1; done"
+    programs = {
+        "hostname": "echo node1",
+        "srun": f'{wait}; cat options "$ZPCCL_SECRET_FILE"; echo "$ZPCCL_MASTER"',
+        "zpccl": "echo secret",
+        "zpccl-master": f'echo "$@" >options; echo $$ >pid; {master}',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "123456"}
+    command = ["bash", str(FILES[1]), "train.py"]
+    job = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert (job.returncode, job.stdout) == (0, "--bind 0.0.0.0:23456\nsecret\nnode1:23456\n"), job.stderr
+    assert not list(tmp_path.glob("zpccl.*.secret"))
