@@ -505,7 +505,8 @@ LAUNCH_PROCESSES_MAX = 1024
 LAUNCH_LINE_BYTES_MAX = 64 * KIB
 """A longer line of a process is cut."""
 LAUNCH_STOP_TIMEOUT_NS = 10 * SECOND
-"""Time that processes have to end after Ctrl-C, before they are killed."""
+"""Time that processes have to end after Ctrl-C, before they are killed; and those that have joined on purpose, after
+another one has ended well."""
 
 
 # --- Limits that follow from others ---------------------------------------------------------------------------------

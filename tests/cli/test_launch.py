@@ -114,6 +114,15 @@ def test_chaos_leaves_the_last_one_alone_and_ends_with_the_first_that_is_done(tm
     assert process.returncode == 0 and "done" in output and "on purpose" not in output
 
 
+def test_who_joins_too_late_is_ended(tmp_path: Path) -> None:
+    """It would wait for ever for those that are done."""
+    program = (
+        f'[ "$RANK" ] || {{ touch {tmp_path}/go; exec sleep 1000; }}; until [ -e {tmp_path}/go ]; do sleep 0.02; done'
+    )
+    status, lines = output_of("-n", "2", "--chaos", "join=0.3s", "--", "sh", "-c", program)
+    assert status == 0 and lines[-1].endswith("killed, as it came too late")
+
+
 def test_long_lines_are_cut() -> None:
     status, lines = output_of("-n", "1", "--", sys.executable, "-c", "print('x' * 200_000); print('end', end='')")
     assert status == 0 and len(lines) > 3 and lines[-1] == "[0] end"

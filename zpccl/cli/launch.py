@@ -64,6 +64,7 @@ class _Child:
     number: int
     process: subprocess.Popen[bytes]
     exit_descriptor: int
+    has_joined: bool = False
     line: bytearray = field(default_factory=bytearray)
     is_killed: bool = False
 
@@ -91,6 +92,7 @@ class Launcher:
         self._status = 0
         self._is_over = self._is_stopping = False
         self._kill_at_s: float | None = None
+        self._late_at_s: float | None = None  # Who has joined and not ended by then came too late.
         self._timers: dict[Callable[[], None], tuple[float, float]] = {}
         self._environment = dict(os.environ)
         self._signals: list[int] = []
@@ -157,7 +159,7 @@ class Launcher:
             if interval_s is not None:
                 self._timers[action] = now_s + interval_s, interval_s
 
-    def _start(self, **variables: str) -> None:
+    def _start(self, *, has_joined: bool = False, **variables: str) -> None:
         number = self._started
         name = self._environment.get("ZPCCL_NAME", "peer")
         try:
@@ -172,7 +174,7 @@ class Launcher:
         except OSError as error:
             raise InvalidArgument(f"cannot start {self._command[0]}: {error.strerror}") from error
         self._started += 1
-        child = _Child(number, process, os.pidfd_open(process.pid))
+        child = _Child(number, process, os.pidfd_open(process.pid), has_joined)
         self._children.append(child)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
@@ -191,6 +193,8 @@ class Launcher:
             if self._kill_at_s is not None and now_s >= self._kill_at_s:
                 self._kill_all()
                 self._kill_at_s = None
+            if self._late_at_s is not None and now_s >= self._late_at_s:
+                self._end_late()
             for action, (at_s, interval_s) in list(self._timers.items()):
                 if now_s >= at_s and not self._is_over:
                     self._timers[action] = at_s + interval_s, interval_s
@@ -198,8 +202,7 @@ class Launcher:
 
     def _seconds_left(self) -> float | None:
         times = [at_s for at_s, _ in self._timers.values()] if not self._is_over else []
-        if self._kill_at_s is not None:
-            times.append(self._kill_at_s)
+        times += [at_s for at_s in (self._kill_at_s, self._late_at_s) if at_s is not None]
         return max(min(times) - time.monotonic(), 0) if times else None
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -277,7 +280,9 @@ class Launcher:
         if child.is_killed or self._is_stopping:
             return
         if status == 0:
-            self._is_over = True  # The training is done: who joined now would begin another.
+            if not self._is_over:  # The training is done: who joined now would begin another.
+                self._is_over = True
+                self._late_at_s = time.monotonic() + limits.LAUNCH_STOP_TIMEOUT_NS / limits.SECOND
             return
         status = status if status > 0 else 128 - status
         self._write(child, b"zpccl launch: ended with status %d" % status)
@@ -289,14 +294,24 @@ class Launcher:
         alive = [child for child in self._children if not child.is_killed]
         if len(alive) > 1:
             child = random.choice(alive)
-            child.is_killed = True
-            self._write(child, b"zpccl launch: killed on purpose")
-            _signal_group(child, signal.SIGKILL)
+            self._kill(child, b"killed on purpose")
+
+    def _kill(self, child: _Child, why: bytes) -> None:
+        child.is_killed = True
+        self._write(child, b"zpccl launch: %s" % why)
+        _signal_group(child, signal.SIGKILL)
 
     def _join_one(self) -> None:
         if len(self._children) < limits.LAUNCH_PROCESSES_MAX:
-            self._start()
+            self._start(has_joined=True)
             self._write(self._children[-1], b"zpccl launch: joins")
+
+    def _end_late(self) -> None:
+        """Ends those that came when the others were done: they wait for others, or train anew, alone."""
+        self._late_at_s = None
+        for child in self._children:
+            if child.has_joined and not child.is_killed:
+                self._kill(child, b"killed, as it came too late")
 
 
 def _unread_bytes(child: _Child) -> int:
