@@ -60,6 +60,12 @@ def test_few_peers_are_printed_as_a_table() -> None:
     ]
 
 
+def test_large_numbers_are_written_out() -> None:
+    measured = (MeasuredPath(0, 1, 1, 9412 * MBIT, 1_234_000),)
+    text = str(Topology.of(Measurements(members(2), measured, (MeasuredHost(0, 10_000 * MBIT),))))
+    assert text.splitlines()[2].split() == ["0", "peer0", "-", "9412", "1234ms", "10000", "?"]
+
+
 def test_of_many_peers_the_slowest_paths_are_printed() -> None:
     """A run of 1,000 peers fits on a screen."""
     count = 1000

@@ -150,12 +150,17 @@ class Topology:
 
 def _cell(path: TopologyPath) -> str:
     """Rate and round trip of a path, such as "94 20ms"; "?" for what is unknown."""
-    trip = "" if path.round_trip is None else f" {path.round_trip * 1e3:.3g}ms"
+    trip = "" if path.round_trip is None else f" {digits(path.round_trip * 1e3)}ms"
     return f"{_rate(path.bytes_per_second)}{trip}"
 
 
 def _rate(bytes_per_second: int | None) -> str:
-    return "?" if bytes_per_second is None else f"{bytes_per_second / _MBIT_BYTES:.3g}"
+    return "?" if bytes_per_second is None else digits(bytes_per_second / _MBIT_BYTES)
+
+
+def digits(value: float) -> str:
+    """Three digits of a number, or all of those before the point: 0.123, 12.3, 12345."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _rest(count: int, what: str) -> list[str]:

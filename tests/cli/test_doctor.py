@@ -6,6 +6,7 @@ import pytest
 
 from zpccl.cli.doctor import _judge_addresses
 from zpccl.cli.findings import Level
+from zpccl.cli.main import main
 
 ALONE = ("127.0.0.1:48149", "[::1]:48149")
 
@@ -23,3 +24,12 @@ def test_a_host_that_has_only_itself(candidates: tuple[str, ...], master: str, l
     found = _judge_addresses(candidates, (master,))
     assert found.level is level and "127.0.0.1:48149 (lo)" in found.text
     assert bool(found.fix) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize("name", ["ZPCCL_CONNECTIONS", "ZPCCL_UPLOAD_LIMIT", "ZPCCL_LOCAL_SOCKETS"])
+def test_a_variable_with_which_no_peer_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv(name, "many")
+    assert main(["doctor"]) == 2
+    assert f"zpccl: {name} is 'many'" in capsys.readouterr().err

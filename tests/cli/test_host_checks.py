@@ -93,7 +93,7 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, level
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     found = host_checks.check_open_files()
     assert (found.level, found.fix) == (level, fix)
-    assert soft != 1024 or "14 far peers" in found.text
+    assert soft != 1024 or ("14 far peers" in found.text and "57 with 16 each" in found.text)
 
 
 def test_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,5 +108,13 @@ def test_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InvalidArgument("no PyNaCl")
 
     monkeypatch.setattr(host_checks, "ciphers_to_offer", lacking)
+    monkeypatch.setattr(host_checks, "available", lambda: ())
     found = host_checks.check_encryption(True)
     assert found.level is Level.PROBLEM and found.fix == "pip install 'zpccl[secure]'"
+
+
+@pytest.mark.parametrize(("value", "has_secret"), [("1", False), ("yes", False), ("yes", True)])
+def test_encryption_with_which_no_peer_starts(monkeypatch: pytest.MonkeyPatch, value: str, has_secret: bool) -> None:
+    monkeypatch.setenv("ZPCCL_ENCRYPT", value)
+    found = host_checks.check_encryption(has_secret)
+    assert found.level is Level.PROBLEM and "ZPCCL_ENCRYPT" in found.text and "unset ZPCCL_ENCRYPT" in found.fix

@@ -11,7 +11,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
-from zpccl.cli.master_checks import Reached, judge, mtu_of, open_command
+from zpccl.cli.master_checks import Reached, ask, judge, mtu_of, open_command
 from zpccl.limits import SECOND
 from zpccl.protocol.messages import CheckAnswer
 
@@ -42,6 +42,13 @@ def test_without_an_answer() -> None:
     assert list(unreached) == ["master"] and unreached["master"].level is Level.PROBLEM
     assert "Connection refused" in unreached["master"].text and "--bind 0.0.0.0:48148" in unreached["master"].fix
     assert judged(Reached(reason="it has another secret", is_connected=True))["master"].fix == ""
+    (of_ipv6,) = judge("[2001:db8::1]:48148", Reached(reason="Connection refused"), OWN, PORTS, "")
+    assert "--bind [::]:48148" in of_ipv6.fix
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_a_name_that_is_none(name: str) -> None:
+    assert "no valid host name" in ask(f"{name}:48148", None, None, 0).reason
 
 
 def test_nat() -> None:
@@ -60,6 +67,13 @@ def test_an_address_that_the_master_does_not_see() -> None:
     """It dials no other than it sees."""
     found = judged(changed(has_dialled_back=False), advertise="198.51.100.1:48149")
     assert found["data port"].level is Level.WARNING and "not tried" in found["data port"].text
+
+
+def test_an_advertised_name_of_the_address_that_the_master_sees() -> None:
+    found = judged(
+        changed(answer=CheckAnswer("127.0.0.1", True, 0), has_dialled_back=False), advertise="localhost:5000"
+    )
+    assert found["data port"].level is Level.PROBLEM and "127.0.0.1:5000" in found["data port"].text
 
 
 def test_a_blocked_port() -> None:

@@ -117,6 +117,17 @@ def test_behind_nat() -> None:
         assert f"ZPCCL_ADVERTISE=10.0.0.1:{limits.PEER_PORT_FIRST}" in fix and network.address(1) in fix
 
 
+def test_behind_nat_that_does_not_forward_what_is_advertised() -> None:
+    """An address that is advertised is none of this host: the router is at fault, not the firewall here."""
+    with hosts(2) as network, cluster(network=network) as cluster_:
+        network.run_at_router(lambda: load_rules(NAT))
+        arguments = ["--master", cluster_.master.address, "--advertise", "10.0.0.1:5000"]
+        status, found = findings(*arguments, network=network, host=1)
+        assert (status, levels(found, "NAT", "data port")) == (1, ["warning", "problem"])
+        fix = found["data port"]["fix"]
+        assert fix.startswith("forward TCP port 5000") and f"{network.address(1)}:{limits.PEER_PORT_FIRST}" in fix
+
+
 def test_behind_nat_that_forwards_the_port() -> None:
     """What the finding advises helps."""
     with hosts(2) as network, cluster(network=network) as cluster_:
@@ -250,12 +261,22 @@ def test_help() -> None:
         (["--master", "nonsense"], "nonsense"),
         (["--master", "h:1", "--listen", "x:y"], "x:y"),
         (["--master", "h:1", "--advertise", "a b"], "a b"),
+        (["--master", "h:1", "--advertise", "h:0"], "h:0"),
     ],
 )
 def test_bad_arguments_are_said_in_a_line(arguments: list[str], text: str) -> None:
     status, output, errors = run(*arguments)
     assert (status, output) == (2, "")
     assert text in errors and len(errors.splitlines()) == 1
+
+
+def test_what_is_advertised_has_the_port_that_is_free() -> None:
+    """Peers that run here have the ones before it."""
+    with socket.create_server(("", 0)) as taken, cluster() as cluster_:
+        port = taken.getsockname()[1]
+        arguments = ["--master", cluster_.master.address, "--listen", f":{port}-{port + 100}"]
+        status, found = findings(*arguments, "--advertise", "127.0.0.1")
+    assert (status, levels(found, "data port")) == (0, ["ok"]) and f":{port} " not in found["addresses"]["text"]
 
 
 def test_a_port_that_is_taken() -> None:

@@ -9,7 +9,8 @@ import socket
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level, as_json, as_table, is_good
 from zpccl.cli.host_checks import check_host
-from zpccl.cli.master_checks import MasterProbe, judge
+from zpccl.cli.master_checks import ask, judge
+from zpccl.communicator import Communicator
 from zpccl.control.addresses import (
     advertised_address,
     is_loopback,
@@ -51,11 +52,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         PCCLError: an option, or a variable of the environment, can never be right.
     """
+    # Raises if a variable is malformed; of encryption there is a finding.
+    Communicator(options.master, listen=options.listen, advertise=options.advertise, encrypt=False)
     masters, keys = parse_masters(options.master), peer_keys()
     host, ports = parse_listen(options.listen or os.environ.get("ZPCCL_LISTEN"))
     advertise = options.advertise or os.environ.get("ZPCCL_ADVERTISE") or ""
-    if advertise:
-        advertise = advertised_address(advertise, ports.start)
     findings = examine(masters, keys, host, ports, advertise)
     print(as_json(findings) if options.json else as_table(findings))
     return 0 if is_good(findings) else 1
@@ -75,9 +76,11 @@ def examine(masters: tuple[str, ...], keys: PeerKeys | None, host: str, ports: r
     with listener:
         port = listener.getsockname()[1]
         used = range(port, max(ports.stop, port + 1))
+        advertise = advertise and advertised_address(advertise, port)
         candidates = reachable_at(listener, advertise or None, masters)
         findings = [_judge_addresses(candidates, masters)]
-        findings += _ask_masters(masters, keys, listener, candidates, used, advertise)
+        own = reachable_at(listener, None, masters)
+        findings += _ask_masters(masters, keys, listener, own, used, advertise)
     return [*findings, *check_host(has_secret=keys is not None)]
 
 
@@ -100,14 +103,12 @@ def _ask_masters(
     masters: tuple[str, ...],
     keys: PeerKeys | None,
     listener: socket.socket | None,
-    candidates: tuple[str, ...],
+    own: tuple[str, ...],
     ports: range,
     advertise: str,
 ) -> list[Finding]:
     findings: list[Finding] = []
     for address in masters:
         port = 0 if listener is None else parse_address(advertise)[1] if advertise else ports.start
-        with MasterProbe(address, keys, listener, port) as probe:
-            found = probe.run()
-        findings += judge(address, found, candidates, ports, advertise)
+        findings += judge(address, ask(address, keys, listener, port), own, ports, advertise)
     return findings

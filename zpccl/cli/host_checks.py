@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.cli.findings import Finding, Level
 from zpccl.control.connection_count import ask_for_bbr
 from zpccl.control.encryption import ciphers_to_offer
-from zpccl.engine.ciphers import Cipher
+from zpccl.engine.ciphers import Cipher, available
 from zpccl.errors import InvalidArgument
 
 SETTINGS = Path("/proc/sys/net")
@@ -65,10 +65,11 @@ def check_congestion_control() -> Finding:
 def check_open_files() -> Finding:
     """Each connection is a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    peers = max(0, soft - 100) // limits.LINK_CONNECTIONS_FAR_DEFAULT
+    most, few = limits.LINK_CONNECTIONS_FAR_DEFAULT, limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
+    left = max(0, soft - 100)
     text = (
-        f"{soft} open files, enough for {peers} far peers with {limits.LINK_CONNECTIONS_FAR_DEFAULT} connections each,"
-        f" or {limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT} with BBR"
+        f"{soft} open files, enough for {left // most} far peers with {most} connections each, or for {left // few} "
+        f"with {few} each, as with BBR"
     )
     if soft == resource.RLIM_INFINITY or soft >= limits.OPEN_FILES_COUNT:
         return Finding("open files", Level.OK, text if soft != resource.RLIM_INFINITY else "no limit")
@@ -79,13 +80,15 @@ def check_open_files() -> Finding:
 
 def check_encryption(has_secret: bool) -> Finding:
     """Whether tensors and state travel encrypted, as Communicator's default is."""
+    try:
+        ciphers = ciphers_to_offer(None, has_secret=has_secret)
+    except InvalidArgument as error:
+        is_lacking = has_secret and not available()
+        fix = "pip install 'zpccl[secure]'" if is_lacking else "unset ZPCCL_ENCRYPT    # then a secret decides"
+        return Finding("secret", Level.PROBLEM, error.message, fix)
     if not has_secret:
         text = "no secret (ZPCCL_SECRET): anybody who reaches the ports can take part, and nothing is encrypted"
         return Finding("secret", Level.WARNING, text, "zpccl keygen --out run.secret    # for the master and all peers")
-    try:
-        ciphers = ciphers_to_offer(None, has_secret=True)
-    except InvalidArgument as error:
-        return Finding("secret", Level.PROBLEM, error.message, "pip install 'zpccl[secure]'")
     if ciphers == (Cipher.PLAIN,):
         return Finding("secret", Level.OK, "peers are authenticated; ZPCCL_ENCRYPT leaves data unencrypted")
     return Finding("secret", Level.OK, f"peers are authenticated, and data is encrypted by {ciphers[0].name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FAULTS",
         default="",
         help="kill=30s kills a random process every 30 s, but never the last; join=45s starts a new one every 45 s, "
-        "without the variables of torch, until a process has ended well; kill=30s,join=45s does both",
+        "without the variables of torch, until a process has ended well, and kills who joined and has not ended 10 s "
+        "later: it came too late; kill=30s,join=45s does both",
     )
     launch.add_argument("program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     return parser
@@ -68,15 +70,31 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        if options.command == "launch":
-            return _launch(options)
-        return doctor.run(options) if options.command == "doctor" else _keygen(options.peer, options.out)
+        status = _run(options)
+        if sys.stdout is not None:  # It is None where it was closed from the start.
+            sys.stdout.flush()  # At the end of the program nobody could handle an error.
+        return status
     except KeyboardInterrupt:
         print("zpccl: interrupted", file=sys.stderr)
         return 130  # As of a shell: 128 and the number of the signal.
     except PCCLError as error:
         print(f"zpccl: {error.message}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if sys.stdout is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # For what is still to be written to the output, at the end.
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        if isinstance(error, BrokenPipeError):  # Nobody reads it any more.
+            return 128 + signal.SIGPIPE
+        print(f"zpccl: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "launch":
+        return _launch(options)
+    return doctor.run(options) if options.command == "doctor" else _keygen(options.peer, options.out)
 
 
 def _launch(options: argparse.Namespace) -> int:

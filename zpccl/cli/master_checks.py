@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
-from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.addresses import addresses_of, format_address, is_name, parse_address
 from zpccl.control.connection_count import round_trip_ns
 from zpccl.control.dial_back import TOKEN_HALF_BYTES
 from zpccl.control.greeting import mechanism_of
@@ -26,6 +26,7 @@ from zpccl.control.link_ends import interface_of
 from zpccl.control.master_loop import poll_timeout_ms
 from zpccl.errors import ProtocolViolation
 from zpccl.protocol.messages import CheckAnswer, CheckRequest, OtherVersion, decode_master_message, encode
+from zpccl.topology import digits
 
 _IP_MTU, _IPV6_MTU = 14, 24  # linux/in.h, in6.h
 _EVENTS: dict[int, str] = {
@@ -72,9 +73,12 @@ class MasterProbe:
         keys: of this peer; None in a run without a secret.
         listener: a listening, non-blocking socket, which others may use after this; None: nothing is dialled.
         port: that the master dials: that of the listener, or the one that leads there.
+        is_ipv6: an address of IPv6 is dialled, if the name of the master has one.
     """
 
-    def __init__(self, address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> None:
+    def __init__(
+        self, address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int, *, is_ipv6: bool = True
+    ) -> None:
         self._address, self._keys, self._listener, self._port = address, keys, listener, port
         self._token = os.urandom(2 * TOKEN_HALF_BYTES)
         self._found = Reached()
@@ -83,9 +87,10 @@ class MasterProbe:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, 1)
+        self._socket.setsockopt(zmq.IPV6, int(is_ipv6))
         self._socket.setsockopt(zmq.MAXMSGSIZE, limits.STRANGER_BYTES_MAX)  # Whoever answers there is a stranger.
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.master_public)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -131,8 +136,8 @@ class MasterProbe:
             has_all = found.answer is not None and (found.has_dialled_back or not found.answer.is_dialling)
             if self._is_over or has_all:  # The dial may come before the answer.
                 break
-        if found.answer is None:
-            found.reason = found.reason or self._why_silent()
+        if found.answer is None and found.is_connected:
+            found.reason = found.reason or "something there takes connections, and does not answer as a master"
         return found
 
     def _on_monitor(self) -> None:
@@ -189,22 +194,11 @@ class MasterProbe:
         self._visitors.remove(visitor)
         visitor.close()
 
-    def _why_silent(self) -> str:
-        """Why nothing has answered in time: libzmq does not tell."""
-        if self._found.is_connected:
-            return "something there takes connections, and does not answer as a master"
-        host, port = parse_address(self._address)
-        try:
-            socket.create_connection((host, port), limits.CONNECT_TIMEOUT_NS / limits.SECOND).close()
-        except OSError as error:
-            return str(error.strerror or error)
-        return "it did not answer in time"
-
     def _why_refused(self, *, is_known: bool) -> str:
         if is_known:
             return "it does not allow the key of this peer; is its public key in the allow list of the master?"
         if not self._found.is_connected:
-            return self._why_silent()
+            return ""
         try:
             timeout_s = limits.CONNECT_TIMEOUT_NS / limits.SECOND
             mechanism = asyncio.run(asyncio.wait_for(mechanism_of(*parse_address(self._address)), timeout_s))
@@ -219,6 +213,33 @@ class MasterProbe:
         return "what answers there does not speak ZeroMQ"
 
 
+def ask(address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> Reached:
+    """Asks one master. A name is tried as peers do: libzmq dials one address of it, so first one of IPv6, then of IPv4.
+
+    The arguments are those of `MasterProbe`.
+    """
+    found = Reached()
+    for is_ipv6 in (True, False) if is_name(address) else (True,):
+        with MasterProbe(address, keys, listener, port, is_ipv6=is_ipv6) as probe:
+            found = probe.run()
+        if found.is_connected:
+            break
+    if found.answer is None:
+        found.reason = found.reason or _why_unreached(address)
+    return found
+
+
+def _why_unreached(address: str) -> str:
+    """Why there was no connection: libzmq does not tell."""
+    try:
+        socket.create_connection(parse_address(address), limits.CONNECT_TIMEOUT_NS / limits.SECOND).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    except UnicodeError as error:  # A label of the name is empty or too long.
+        return f"it has no valid host name: {error}"
+    return "it did not answer in time"
+
+
 def mtu_of(connection: socket.socket) -> int:
     """The MTU of the path of a connection, as far as the kernel knows; 0 if it does not tell."""
     with contextlib.suppress(OSError):
@@ -231,22 +252,23 @@ def mtu_of(connection: socket.socket) -> int:
 # --- Findings -------------------------------------------------------------------------------------------------------
 
 
-def judge(address: str, found: Reached, candidates: tuple[str, ...], ports: range, advertise: str) -> list[Finding]:
+def judge(address: str, found: Reached, own: tuple[str, ...], ports: range, advertise: str) -> list[Finding]:
     """What all that means.
 
     Args:
         address: of the master.
         found: what was learnt of it.
-        candidates: the addresses of this host, as other peers would get them; the port is that of the listener.
+        own: the addresses of this host at which peers would listen, without the one that `advertise` names.
         ports: on which peers of this host listen.
         advertise: the address that is told to others beside these, or "".
     """
     if found.answer is None:
         text = f"no master at {address}: {found.reason}"
         port = parse_address(address)[1]
-        fix = f"on the host of the master: zpccl-master --bind 0.0.0.0:{port}, and let TCP port {port} through"
+        everywhere = "[::]" if address.startswith("[") else "0.0.0.0"
+        fix = f"on the host of the master: zpccl-master --bind {everywhere}:{port}, and let TCP port {port} through"
         return [Finding("master", Level.PROBLEM, text, "" if found.is_connected else fix)]
-    trip = f"{found.round_trip_ns / limits.MS:.3g} ms" if found.round_trip_ns else "an unknown time"
+    trip = f"{digits(found.round_trip_ns / limits.MS)} ms" if found.round_trip_ns else "an unknown time"
     interface = interface_of(found.local_host) or "no interface"
     findings = [
         Finding(
@@ -255,17 +277,17 @@ def judge(address: str, found: Reached, candidates: tuple[str, ...], ports: rang
             f"{address} answers; round trip {trip}, from {found.local_host} ({interface}) of this host",
         )
     ]
-    findings += [_judge_nat(found, found.answer, candidates, advertise)]
-    if candidates:  # Else nothing listens here.
-        findings += [_judge_port(found, found.answer, ports, candidates, advertise)]
+    findings += [_judge_nat(found, found.answer, own, advertise)]
+    if own:  # Else nothing listens here.
+        findings += [_judge_port(found, found.answer, ports, own, advertise)]
     return [*findings, _judge_mtu(found), _judge_clock(found)]
 
 
-def _judge_nat(found: Reached, answer: CheckAnswer, candidates: tuple[str, ...], advertise: str) -> Finding:
-    own = {parse_address(candidate)[0] for candidate in candidates} | {found.local_host}
-    if answer.host in own:
+def _judge_nat(found: Reached, answer: CheckAnswer, own: tuple[str, ...], advertise: str) -> Finding:
+    hosts = {parse_address(address)[0] for address in own} | {found.local_host}
+    if answer.host in hosts:
         return Finding("NAT", Level.OK, f"the master sees {answer.host}, an address of this host")
-    text = f"this host is behind NAT: the master sees {answer.host or 'no address'}, it has {', '.join(sorted(own))}"
+    text = f"this host is behind NAT: the master sees {answer.host or 'no address'}, it has {', '.join(sorted(hosts))}"
     if found.has_dialled_back:
         return Finding("NAT", Level.OK, f"{text}; the data port is forwarded")
     if advertise:
@@ -273,9 +295,7 @@ def _judge_nat(found: Reached, answer: CheckAnswer, candidates: tuple[str, ...],
     return Finding("NAT", Level.WARNING, text, "forward a port of the router to this host: see the data port")
 
 
-def _judge_port(
-    found: Reached, answer: CheckAnswer, ports: range, candidates: tuple[str, ...], advertise: str
-) -> Finding:
+def _judge_port(found: Reached, answer: CheckAnswer, ports: range, own: tuple[str, ...], advertise: str) -> Finding:
     name, port = "data port", parse_address(advertise)[1] if advertise else ports.start
     at = format_address(answer.host, port)
     if found.has_dialled_back:
@@ -283,11 +303,11 @@ def _judge_port(
     if not answer.is_dialling:
         text = "the master did not dial back: too many hosts ask it, or this one did less than a second ago"
         return Finding(name, Level.WARNING, text, "zpccl doctor    # again, in some seconds")
-    if advertise and parse_address(advertise)[0] != answer.host:
+    if advertise and answer.host not in addresses_of(parse_address(advertise)[0]):
         text = f"{advertise} was not tried: the master dials {answer.host} only, the address that it sees"
         return Finding(name, Level.WARNING, text)
     text = f"the master cannot open a connection to {at}: this host works only with peers that it can dial"
-    if answer.host in {parse_address(candidate)[0] for candidate in candidates}:
+    if answer.host in {parse_address(address)[0] for address in own}:
         return Finding(name, Level.PROBLEM, f"{text}; a firewall drops or refuses it", open_command(ports))
     fix = (
         f"forward TCP port {port} of {answer.host} to {format_address(found.local_host, ports.start)} in the router; "

@@ -1,0 +1,33 @@
+"""The zpccl command, where its output cannot be written."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = pytest.mark.parametrize(
+    "arguments", [["doctor", "--master", "127.0.0.1:1"], ["keygen"]], ids=["doctor", "keygen"]
+)
+
+
+@COMMANDS
+def test_nobody_reads_the_output(arguments: list[str]) -> None:
+    """As in `zpccl doctor | head`: no traceback, and the status of a program that SIGPIPE ends."""
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
+        reader.wait()
+        done = subprocess.run(
+            [sys.executable, "-m", "zpccl.cli.main", *arguments], stdout=reader.stdin, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@COMMANDS
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "zpccl.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2 and done.stderr.startswith(b"zpccl: ") and done.stderr.count(b"\n") == 1, done.stderr
