@@ -59,6 +59,9 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT <= limits.LINK_CONNECTIONS_FAR_DEFAULT <= limits.LINK_CONNECTIONS_MAX
     assert limits.FRAME_BYTES_DEFAULT <= limits.FRAME_BYTES_MAX
     assert limits.PENDING_PEERS_MAX <= limits.PEERS_MAX
+    silent_bytes = limits.HEARTBEAT_BYTES_PER_SECOND_MAX * limits.PEER_SILENCE_NS // limits.SECOND
+    assert limits.PENDING_PEERS_MAX * silent_bytes < limits.OUTSIDERS_BYTES_MAX
+    assert limits.PEERS_MAX * silent_bytes < limits.CONNECTIONS_BYTES_MAX
     assert limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT <= 65536
 
 

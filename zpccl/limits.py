@@ -98,7 +98,7 @@ CLOSED_CONNECTIONS_MAX = 16 * PEERS_MAX
 MEMBER_BYTES_MAX = MESSAGE_BYTES_MAX + MIB
 """Bytes that a member has sent and libzmq still holds: the master has not taken them as a message."""
 PENDING_BYTES_MAX = 256 * KIB
-"""The same for a pending peer. Heartbeats count, so after an hour of silence it has to reconnect."""
+"""The same for a pending peer."""
 STRANGER_BYTES_MAX = 32 * KIB
 """Bytes that a connection may send to a master before it has registered; a Hello has at most 3 KiB."""
 OUTSIDERS_BYTES_MAX = 8 * MIB
@@ -122,6 +122,8 @@ INFLOW_INTERVAL_PER_CONNECTION_NS = 50_000
 HANDSHAKE_BYTES_MAX = 4 * KIB
 HEARTBEAT_BYTES_PER_SECOND_MAX = 512
 """Of one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""
+PEER_SILENCE_NS = 60 * SECOND
+"""After so long without a message a peer sends an empty one: the bytes before it were heartbeats, and do not count."""
 LOG_LINES_MAX = 2000
 """Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
 

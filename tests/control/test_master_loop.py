@@ -266,6 +266,22 @@ def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
     assert [type(event) for event in taken] == [MalformedReceived, PeerMessageReceived]
 
 
+def test_empty_messages_say_nothing() -> None:
+    """Peers that have nothing to say send them now and then; they are no reason for a warning."""
+    loop = MasterLoop("127.0.0.1:0")
+    try:
+        with dealer(loop.address) as peer:
+            peer.send(b"")
+            peer.send_multipart([b"", encode(Leave()), b""])
+            taken: list[Any] = []
+            while not taken:
+                assert loop._socket.poll(WAIT_S * 1000)
+                taken += loop._take_messages()
+    finally:
+        loop._close()
+    assert [type(event) for event in taken] == [PeerMessageReceived]
+
+
 def never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood keeps the socket from ever being found empty."""
     take_messages = MasterLoop._take_messages

@@ -158,6 +158,25 @@ def test_what_may_wait_does_not_wait_long(loop: PeerLoop, router: zmq.Socket[byt
     assert loop._outgoing.deadline_ns is None
 
 
+def test_who_has_nothing_to_say_says_so(
+    loop: PeerLoop, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: else the master would take its heartbeats for a message without end, and shut the connection down."""
+    run_until(loop, is_up(loop))
+    first_message(router)
+    monkeypatch.setattr(loop._machine, "deadline_ns", lambda: None)
+    monkeypatch.setattr(loop._machine, "handle", lambda event, now_ns: [])
+    for turn in (1, 2):
+        due_ns = NOW_NS + turn * limits.PEER_SILENCE_NS
+        assert loop._deadline_ns() == due_ns
+        loop._run_once(set(), due_ns, is_due=True)
+        assert router.recv_multipart()[1:] == [b""]
+    loop._session.phase = SocketPhase.ASKING
+    assert loop._deadline_ns() is None
+    loop._run_once(set(), NOW_NS + 9 * limits.PEER_SILENCE_NS, is_due=True)
+    assert not router.poll(100)
+
+
 def test_what_may_wait_waits_for_few_others(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
     """B1. They bring the plans ahead, which calls use up meanwhile."""
     run_until(loop, is_up(loop))

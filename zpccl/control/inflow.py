@@ -20,7 +20,8 @@ empty again: no connections are made, and hosts try again a second later. Open o
 
 Heartbeats are never delivered, and would add up to more than any bound within a day. Bytes that had arrived when the
 socket was last found empty cannot belong to a message that begins later. So once another message has come after that,
-those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats.
+those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats. A peer that has
+nothing to say sends an empty message now and then, else its heartbeats alone would reach a bound in the end.
 
 Ownership. libzmq owns the descriptors and closes them at any time, after which the next file gets the same number. So
 every operation works on a duplicate whose kernel socket cookie was compared. The number of that duplicate is reserved:

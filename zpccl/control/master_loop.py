@@ -383,6 +383,8 @@ class MasterLoop:
             yield MalformedReceived(routing_id, f"more than {limits.MESSAGE_PARTS_MAX} messages at once")
             return
         for frame in frames:
+            if not frame.buffer:
+                continue  # It tells what came before it (control/inflow.py).
             try:
                 message = decode_peer_message(frame.bytes)
             except (Malformed, OtherVersion) as error:

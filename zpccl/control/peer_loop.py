@@ -149,6 +149,7 @@ class PeerLoop:
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id by attempt id, of those that run.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
+        self._sent_ns = 0  # When something was sent last.
         self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
@@ -413,6 +414,8 @@ class PeerLoop:
         if is_due:
             self._on_session(events.Tick(), now_ns)
             self._handle(events.Tick(), now_ns)
+            if self._session.phase is SocketPhase.UP and now_ns - self._sent_ns >= limits.PEER_SILENCE_NS:
+                self._outgoing.add(None, b"", now_ns, may_wait=False)  # See control/inflow.py.
         self._flush(now_ns)
 
     def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
@@ -505,7 +508,8 @@ class PeerLoop:
         self._broker.ask_mechanism(self._endpoints[index].removeprefix("tcp://"), on_answer)
 
     def _deadline_ns(self) -> int | None:
-        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns(), self._outgoing.deadline_ns)
+        silence_ns = self._sent_ns + limits.PEER_SILENCE_NS if self._session.phase is SocketPhase.UP else None
+        deadlines = (self._machine.deadline_ns(), self._session.deadline_ns(), self._outgoing.deadline_ns, silence_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
@@ -589,6 +593,7 @@ class PeerLoop:
         try:
             for _, parts in self._outgoing.take(now_ns):
                 self._socket.send_multipart(parts, zmq.NOBLOCK)
+                self._sent_ns = now_ns
         except zmq.Again:  # The master does not read, or the way to it is slow. What was to be sent is dropped here.
             logger.warning("the queue to the master is full; connecting again")
             self._close_socket()
