@@ -202,10 +202,35 @@ def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPa
     assert descriptor_count() == before
 
 
+def test_a_peer_without_descriptors_for_another_try_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all of it, and without an error that nobody sees."""
+    make = PeerLoop._make_socket
+    made: list[PeerLoop] = []
+
+    def make_one(loop: PeerLoop) -> Any:
+        if made:
+            no_descriptors()
+        made.append(loop)
+        return make(loop)
+
+    monkeypatch.setattr(PeerLoop, "_make_socket", make_one)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        gc.collect()
+        before = descriptor_count()
+        with pytest.raises(zpccl.InternalError, match="too many"):
+            zpccl.Communicator(f"127.0.0.1:{silent.getsockname()[1]}").connect(2)
+        made.pop()._thread.join(WAIT_S)
+        gc.collect()
+        assert descriptor_count() == before
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_a_master_that_could_not_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["DialBacks", "Duplicates", "os.pipe2", "open_router"])
+def test_a_master_that_could_not_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    gc.collect()
     before = descriptor_count()
-    monkeypatch.setattr(master_loop, "DialBacks", no_descriptors)
+    monkeypatch.setattr(f"zpccl.control.master_loop.{what}", no_descriptors)
     with pytest.raises(OSError, match="too many"):
         zpccl.MasterNode("127.0.0.1:0").run()
     gc.collect()

@@ -88,7 +88,7 @@ REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
 """Messages that a loop takes from one socket before it serves the others."""
 PARTS_TAKEN_MAX = 4096
-"""Parts of one message that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
+"""Parts of messages that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
 DRAIN_TURNS_MAX = 16
 """Times that a master takes so many again because connections have closed, before it handles what it has taken."""
 CONNECTIONS_UNCOUNTED_MAX = 65_536

@@ -119,6 +119,17 @@ def test_a_credential_of_systemd_is_not_warned_of(
         assert ("chmod 600" in caplog.text) == is_warned
 
 
+def test_no_folder_of_credentials_is_not_the_working_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.secret").write_text(new_secret())
+    (tmp_path / "run.secret").chmod(0o440)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "")
+    master_keys(secret_file="run.secret")
+    assert "chmod 600" in caplog.text
+
+
 def test_a_list_that_others_can_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "allow"
     file.write_text("")

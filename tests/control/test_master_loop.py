@@ -266,6 +266,23 @@ def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
     assert [type(event) for event in taken] == [MalformedReceived, PeerMessageReceived]
 
 
+def test_messages_of_many_parts_share_a_turn() -> None:
+    """B1: hundreds of them, each within the bound, would take a second."""
+    loop = MasterLoop("127.0.0.1:0")
+    try:
+        with dealer(loop.address) as peer:
+            peer.send_multipart([b""] * (limits.PARTS_TAKEN_MAX - 1), copy=False)
+            for _ in range(3):
+                peer.send_multipart([b"", encode(Leave())])
+            time.sleep(0.5)  # They have arrived; to see that would be to take them.
+            turns = []
+            while not loop._is_drained:
+                turns.append([type(event) for event in loop._take_messages()])
+    finally:
+        loop._close()
+    assert turns == [[MalformedReceived], [PeerMessageReceived] * 3]
+
+
 def test_empty_messages_say_nothing() -> None:
     """Peers that have nothing to say send them now and then; they are no reason for a warning."""
     loop = MasterLoop("127.0.0.1:0")

@@ -37,7 +37,10 @@ _EVENTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "refused",
     zmq.EVENT_DISCONNECTED: "refused",
     zmq.EVENT_CLOSED: "refused",  # It was never connected.
+    zmq.EVENT_CONNECT_RETRIED: "refused",  # The name has no such address.
 }
+_NEVER_MS = 2**30
+"""libzmq tells that there is no such address only where it would try again later; the probe ends sooner."""
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class MasterProbe:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int(is_ipv6))
         self._socket.setsockopt(zmq.MAXMSGSIZE, limits.STRANGER_BYTES_MAX)  # Whoever answers there is a stranger.
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.master_public)

@@ -43,6 +43,7 @@ from dataclasses import dataclass
 
 from zpccl import limits
 from zpccl.control.addresses import format_address
+from zpccl.control.forks import closed_in_children
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
 
@@ -350,11 +351,11 @@ class Duplicates:
     """Duplicates descriptors, one at a time, to a number that it has reserved: also when no other one is free."""
 
     def __init__(self) -> None:
-        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._nothing = socket.socket()
         try:
-            self._reserved = os.dup(self._nothing)
+            self._reserved = closed_in_children(self._nothing.dup())
         except BaseException:
-            os.close(self._nothing)
+            self._nothing.close()
             raise
 
     @contextlib.contextmanager
@@ -364,9 +365,10 @@ class Duplicates:
         Raises:
             OSError: the descriptor is closed, or not a socket, or not the one with this cookie.
         """
-        os.dup2(descriptor, self._reserved, inheritable=False)
+        reserved = self._reserved.fileno()
+        os.dup2(descriptor, reserved, inheritable=False)
         try:
-            found = socket.socket(fileno=self._reserved)
+            found = socket.socket(fileno=reserved)
             try:
                 if cookie is not None and found.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
                     raise OSError(errno.ESTALE, "the descriptor is that of another socket by now")
@@ -374,9 +376,9 @@ class Duplicates:
             finally:
                 found.detach()
         finally:
-            os.dup2(self._nothing, self._reserved, inheritable=False)
+            os.dup2(self._nothing.fileno(), reserved, inheritable=False)
 
     def close(self) -> None:
         """Gives the number back."""
-        os.close(self._reserved)
-        os.close(self._nothing)
+        self._reserved.close()
+        self._nothing.close()

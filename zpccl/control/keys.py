@@ -183,7 +183,7 @@ def _read(path: Path) -> str:
 def _rights_of_others(path: Path) -> int:
     """Bits of the mode of a file by which other users may read it."""
     # systemd lets the service alone read its credentials, by an access list whose mask looks like a right of the group.
-    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY", os.devnull))
+    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or os.devnull)
     return stat.S_IROTH if is_credential else stat.S_IRGRP | stat.S_IROTH
 
 

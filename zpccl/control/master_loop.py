@@ -124,11 +124,15 @@ class MasterLoop:
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
-        self._dial_backs = DialBacks()
-        self._duplicates = Duplicates()
-        self._context = zmq.Context()
-        self._context.set(_ZERO_COPY_RECV, 0)
-        self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.ExitStack() as on_failure:  # There are no descriptors for the rest.
+            self._dial_backs = DialBacks()
+            on_failure.callback(self._dial_backs.close)
+            self._duplicates = Duplicates()
+            on_failure.callback(self._duplicates.close)
+            self._context = zmq.Context()
+            self._context.set(_ZERO_COPY_RECV, 0)
+            self._wakeup, self.wakeup_descriptor = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            on_failure.pop_all()
         self._pipe_lock = threading.RLock()  # Reentrant: a signal handler may interrupt stop().
         self._is_ended = False
         self._is_stopping = False
@@ -142,8 +146,9 @@ class MasterLoop:
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
         self._gone: deque[bytes] = deque()  # Of closed ones of which libzmq may still hold messages, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
-        self._sender, self._wire_bytes = b"", 0  # Of the message that is being taken.
-        self._parts: list[zmq.Frame] = []  # Its first ones. Empty: there is no such message.
+        self._sender: bytes | None = None  # Of the message that is being taken; None: there is none.
+        self._parts: list[zmq.Frame] = []  # Its first ones.
+        self._wire_bytes = 0
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
         self._accepted_count = 0
@@ -315,19 +320,20 @@ class MasterLoop:
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
         size = 0
+        parts_left = iter(range(limits.PARTS_TAKEN_MAX))
         self._is_drained = False
         for _ in range(limits.POLL_EVENTS_MAX):
             if size >= limits.CONTROL_BATCH_BYTES_MAX:
                 break
-            if not self._parts:
+            if self._sender is None:
                 if not is_readable(self._socket):
                     self._is_drained = True
                     break
                 self._sender, self._wire_bytes = self._socket.recv(zmq.NOBLOCK), 0
-            if not self._take_parts():
+            if not self._take_parts(parts_left):
                 break
             routing_id, frames, wire_bytes = self._sender, self._parts, self._wire_bytes
-            self._parts = []
+            self._sender, self._parts = None, []
             size += wire_bytes
             if self.inflow.is_cut(routing_id):
                 continue
@@ -359,9 +365,9 @@ class MasterLoop:
         number = (_number_of(routing_id) - self._first_number) % 2**32
         return number <= self._accepted_count + limits.CONNECTIONS_UNCOUNTED_MAX
 
-    def _take_parts(self) -> bool:
+    def _take_parts(self, parts_left: Iterator[int]) -> bool:
         """Takes parts of the message that has begun. False: there are more of them, for the next turn."""
-        for _ in range(limits.PARTS_TAKEN_MAX):
+        for _ in parts_left:
             frame = self._socket.recv(copy=False)
             self._wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
             if len(self._parts) <= limits.MESSAGE_PARTS_MAX:  # All others are dropped.

@@ -229,6 +229,8 @@ class PeerLoop:
     def _close_socket(self) -> None:
         self._connection = None
         self._outgoing.clear()  # All is said on the next connection.
+        if self._socket.closed:  # There were no descriptors for the next one.
+            return
         for source in (self._socket, self._monitor):
             self._waiter.unregister(source)
         self._socket.disable_monitor()
