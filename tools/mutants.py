@@ -480,6 +480,10 @@ sent-to-nobody: protocol.membership:Outbox.reply (unit tests)
   L3: answers a report whose sender is gone, which ends the process of the master
   - connection is not None
   + True
+calls-told-before-the-welcome: protocol.peer:PeerMachine._send (unit tests)
+  S1: a new leader drops the vote for a call that was committed between peers, and takes the next one for it
+  - awaits_welcome and isinstance(message, (Votes, Report, Withdraw))
+  + False
 returning-peer-does-not-acknowledge: protocol.peer:PeerMachine._on_members (unit tests)
   L2: an old member that a later run has registered never acknowledges the list without it
   - self._send(Acknowledgement(message.epoch))

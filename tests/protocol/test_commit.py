@@ -14,6 +14,7 @@ from zpccl.protocol.commit import Digests, Told, tells_digests
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
     Decision,
+    Linked,
     Neighbours,
     NeighboursChanged,
     Refusal,
@@ -274,6 +275,27 @@ def test_a_run_report_changes_nothing(is_done: bool) -> None:
     bench.told("b", 20)
     effects = bench.told("c", 30) if is_done else [*bench.told("c", 30), *bench.done()]
     assert effects[-2:] == end()
+
+
+@pytest.mark.parametrize("is_same_connection", [False, True])
+def test_nothing_is_said_of_calls_between_a_promise_and_its_welcome(is_same_connection: bool) -> None:
+    """S1: a candidate drops what comes before it leads; of what came then, it would take a later call for this one."""
+    bench = committed_once()
+    bench.reduce(11)
+    if is_same_connection:
+        bench.hear(Refused(Refusal.REPORT, "report", term=4, leader=pid("n")))
+    else:
+        ask_for_report(bench)
+        bench.down()
+        names = [type(e.message).__name__ for e in bench.up() if isinstance(e, Send)]
+        assert names == ["Hello", "Linked"], "the candidate knows its report, and may lead before the rest comes"
+    effects = [*bench.commit(11, AHEAD[0]), *bench.reduce(12), *bench.done(AHEAD[1]), *bench.give_up(12)]
+    assert not [e for e in effects if isinstance(e, Send)]
+    said = [e.message for e in bench.hear(Welcome(RUN_ID, 4, pid("n"))) if isinstance(e, Send)]
+    assert isinstance(said[0], Linked) and said[-1] == Withdraw(12, is_bound=True)
+    votes = [vote.call_id for message in said if isinstance(message, Votes) for vote in message.votes]
+    assert votes == [11, 12] and [m.call_id for m in said if isinstance(m, Report)] == [11, 12]
+    assert [type(message).__name__ for message in said[1:-1]] == ["Votes", "Report", "Votes", "Report"]
 
 
 def test_a_master_that_decides_otherwise_is_left() -> None:

@@ -965,7 +965,8 @@ def test_a_peer_remembers_the_round_that_answered_it() -> None:
     peer.hear(Decision(10, Result.SUCCESS, value=1, round=4))
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=5))
     assert (said.message.round, said.message.round_value) == (4, 1)
-    assert [effect.message for effect in peer.topology(11)] == [topology_vote(11, 11, UPDATE, 4)]
+    assert peer.topology(11) == [], "that master drops it, or leads and takes it before what is still to be said again"
+    assert peer.hear(Welcome(RUN_ID, 5))[-1].message == topology_vote(11, 11, UPDATE, 4)
 
 
 def test_a_sync_that_failed_is_not_the_last_one() -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MS, SECOND
+from zpccl.protocol import events
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import PeerMessage
+from zpccl.protocol.messages import PeerMessage, RunReport
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld, give_up
-from .world import Connection, Peer, reduce_spec
+from .world import Connection, Master, Peer, reduce_spec
 
 TIMEOUT_NS = 2 * SECOND
 
@@ -67,6 +68,69 @@ def test_calls_that_wait_for_each_other_end(masters: tuple[str, ...]) -> None:
     again = [peer.reduce(reduce_spec(0)) for peer in (a, b, c)]
     world.settle(again)
     assert [call.result for call in again] == [7, 7, 7]
+
+
+def replace_master(world: TellingWorld, peers: list[Peer], masters: tuple[str, ...]) -> Master:
+    """The master is killed. Returns the next one, once all peers have sent it their reports; it does not lead yet."""
+    world.kill_master(masters[0])
+    world.run(0.1)
+    master = world.start_master("m", 900) if len(masters) == 1 else world.masters[masters[1]]
+    world.until(lambda: all(any(isinstance(m, RunReport) for m in peer.sent) for peer in peers))
+    assert master.machine.is_recovering
+    return master
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
+@pytest.mark.parametrize("next_calls", ["b", "c", "bc", "abc"])
+def test_a_call_that_follows_a_commit_is_said_after_it_to_a_new_master(
+    next_calls: str, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3: all have reported when they commit a call, and make the next one before they hear that a new master leads.
+
+    That one has dropped what it heard of the first call, as it did not lead yet. So it would take the next one for it.
+    """
+    world, peers = run_of_three(masters)
+    slow_down(world, monkeypatch, "a", 40 * MS)  # Its report is the last.
+    master = replace_master(world, peers, masters)
+    first = [peer.reduce() for peer in peers]
+    world.settle(first, 4 * MS / SECOND)
+    world.until(lambda: not master.machine.is_recovering)
+    second = [peer.reduce() for peer in peers if peer.name in next_calls]
+    world.run(0.1)
+    second += [peer.reduce() for peer in peers if peer.name not in next_calls]
+    world.settle(second)
+    assert [call.result for call in (*first, *second)] == [7] * 6
+    assert all(peer.state is State.MEMBER for peer in peers)
+
+
+@pytest.mark.parametrize("follows", ["sync", "reduce"])
+def test_who_has_no_digest_yet_gets_what_another_returned_before_it_went_on(
+    follows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: the same, while the digests of the first call are on their way to c: it has not returned.
+
+    A sync would be taken for one that waits for the first call, and that be refused. With the next reduction the master
+    would plan the first one of c.
+    """
+    world, peers = run_of_three(("m",))
+    a, b, c = peers
+    slow_down(world, monkeypatch, "b", 40 * MS)
+    master = replace_master(world, peers, ("m",))
+    held: list[events.PeerEvent] = []
+    handle = c.handle
+    late = events.DigestReceived
+    monkeypatch.setattr(c, "handle", lambda event: held.append(event) if isinstance(event, late) else handle(event))
+    first = [peer.reduce() for peer in peers]
+    world.settle(first[:2], 4 * MS / SECOND)
+    world.until(lambda: not master.machine.is_recovering)
+    second = [b.sync(1, "x") if follows == "sync" else b.reduce()]
+    world.run(0.3)
+    for event in held:
+        handle(event)
+    second += [peer.sync(1, "x") if follows == "sync" else peer.reduce() for peer in (a, c)]
+    world.settle(second)
+    assert [call.result for call in first] == [7, 7, 7] and all(call.is_ok for call in second)
+    assert all(peer.state is State.MEMBER for peer in peers)
 
 
 def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ of the next Tick. Its parts share a registry of peers and an outbox:
 A master recovers when it starts, since it may replace another one: as a candidate (leadership.py) it asks members of an
 earlier run for their reports, and holds newcomers. Once elected it adopts the run: the same members in a new epoch of
 its term, with their decisions and running attempts. It waits some time longer for members that have not reported by
-then. A peer repeats its open calls after its Welcome, so a candidate keeps only Hellos and reports. A master that steps
+then. A peer tells its open calls after its Welcome, so a candidate keeps only Hellos and reports. A master that steps
 down forgets the run and recovers again.
 
 After each event `_settle` lets each part act on what has become complete.

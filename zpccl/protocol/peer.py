@@ -32,8 +32,9 @@
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
 promise: a member obeys only the leadership that it promised last (leadership.py). A pending peer obeys the master that
-registered it last; with several masters, no leader of its run before the one it has promised. Attempt ids never repeat,
-and each one that this peer hears of is started or ended, so the data plane can tell stale frames from early ones.
+registered it last; with several masters, no leader of its run before the one it has promised. Between a promise and the
+Welcome for it the peer says nothing of its calls. Attempt ids never repeat, and each one that this peer hears of is
+started or ended, so the data plane can tell stale frames from early ones.
 
 The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
 master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
@@ -290,6 +291,7 @@ class PeerMachine:
         """Asserts what always holds between events."""
         assert (self.state is State.CLOSED) == (self.error is not None)
         assert self._is_connected or not self._acceptor.is_led
+        assert self.term == self._acceptor.promised.term or not self._acceptor.is_led
         assert self._connect_call is None or self.state in (State.CONNECTING, State.PENDING)
         assert self._host_deadline_ns is None or (self._host_missing and self.state not in (State.MEMBER, State.CLOSED))
         if not self.calls:
@@ -906,7 +908,7 @@ class PeerMachine:
             votes = Votes(self._oldest_call_id(), tuple(call.vote for call in calls))
             # Others that have started the same attempts wait for digests, not for votes.
             may_wait = all(call.ahead and self._tells_digest(call) for call in calls)
-            self._effects.append(Send(votes, may_wait=may_wait))
+            self._send(votes, may_wait=may_wait)
 
     def _reason_against(self, new: Sequence[Call]) -> PCCLError | None:
         """Why calls cannot be made now, or None. Calls other than collectives are made one at a time."""
@@ -1171,7 +1173,7 @@ class PeerMachine:
         facts = (digest, duration_us) if ok else (0, 0)
         count = len(call.plan.order) if ok and call.plan is not None and is_collective(call) else 0
         call.report = Report(call.call_id, attempt_id, ok, fault, reason, *facts, named, count, paths)
-        self._effects.append(Send(call.report, may_wait=call.has_told))
+        self._send(call.report, may_wait=call.has_told)
 
     def _call_of_attempt(self, attempt_id: int) -> Call | None:
         return next((call for call in self.calls.values() if call.attempt_id == attempt_id), None)
@@ -1250,8 +1252,15 @@ class PeerMachine:
         self._release_ns.clear()
         return calls.values()
 
-    def _send(self, message: PeerMessage) -> None:
-        self._effects.append(Send(message))
+    def _send(self, message: PeerMessage, *, may_wait: bool = False) -> None:
+        """Sends a message to the master; but nothing of calls between a promise and the Welcome for it.
+
+        The candidate would drop what comes before it leads, and take the rest: a later call for the one before it. Once
+        it has welcomed this peer, all of it is sent, in order.
+        """
+        awaits_welcome = self._acceptor.promised.term > self.term
+        if not (awaits_welcome and isinstance(message, (Votes, Report, Withdraw))):
+            self._effects.append(Send(message, may_wait))
 
     def _log(self, level: Level, text: str) -> None:
         self._effects.append(Log(level, text))

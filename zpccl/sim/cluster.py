@@ -181,7 +181,7 @@ class Cluster:
         self.healed_ns = self.clock.now_ns
         self.checkers.liveness.restart()
 
-    def quiesces(self, steps: int = 2_000_000, seconds: int = 60) -> bool:
+    def quiesces(self, steps: int = 250_000, seconds: int = 60) -> bool:
         """True if the cluster becomes quiet within `steps` steps and `seconds` simulated seconds after heal().
 
         It is quiet when every process is a member, every call that was open at heal() is answered, and every group with

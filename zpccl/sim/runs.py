@@ -103,7 +103,7 @@ class Setup:
         cluster.heal()
         # With several masters a run may have lost its quorum: its members wait until they give up, and a new run waits
         # for them.
-        if not cluster.quiesces(seconds=60 if len(cluster.masters) == 1 else 150):
+        if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=2_000_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
         cluster.checkers.on_end()
 
