@@ -12,7 +12,7 @@ from zpccl.protocol import sources
 from zpccl.protocol.election import elect
 from zpccl.protocol.membership import Peer
 from zpccl.protocol.messages import FetchEntry, SyncSpec
-from zpccl.protocol.sources import Sources, can_all_finish, find_sources
+from zpccl.protocol.sources import Sources, find_sources, left_out
 
 from .harness import entry, sync_spec
 
@@ -82,7 +82,7 @@ def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozen
             assert found.fetch[partial_seed] and partial_seed not in found.without
     fetchers = {peer for peer, entries in found.fetch.items() if entries and peer not in found.without}
     done = [peer for peer, entries in found.fetch.items() if not entries]
-    assert can_all_finish(fetchers, done, lambda peer: found.sources.get(peer, ()) + found.partial_seeds[peer])
+    assert not left_out(fetchers, done, lambda peer: found.sources.get(peer, ()) + found.partial_seeds[peer])
 
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
@@ -102,10 +102,10 @@ def test_nobody_is_without_who_reaches_a_holder(made: list[SyncSpec], down: froz
 
 def test_who_can_finish() -> None:
     suppliers = {"a": "b", "b": "c", "c": "d", "e": "f", "f": "e"}.__getitem__
-    assert can_all_finish("abc", "d", suppliers)
-    assert can_all_finish("", "", suppliers)
-    assert not can_all_finish("abc", "", suppliers)
-    assert not can_all_finish("aef", "b", suppliers), "two that wait for each other"
+    assert left_out("abc", "d", suppliers) == set()
+    assert left_out("", "", suppliers) == set()
+    assert left_out("abc", "", suppliers) == set("abc")
+    assert left_out("aef", "b", suppliers) == set("ef"), "two that wait for each other"
 
 
 def test_many_peers_with_many_keys_are_compared_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:

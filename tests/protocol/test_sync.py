@@ -622,6 +622,47 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
     assert bench.snapshot()["transfers"] == {}
 
 
+def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_refused() -> None:
+    """L2: b has all that d fetches, as it would without c, which was offered nothing."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ad", "bd")
+    for name, own in (("a", "1"), ("b", "2")):
+        bench.say(name, offer(1, 1, entry("own", own, free=True), w("x")))
+    bench.say("c", offer(1, 0, entry("v", "c")))
+    bench.say("d", offer(1, 0, entry("own", "4", free=True), w("d")))
+    bench.leave("a")
+    assert bench.verdict("b", 1) is None and bench.verdict("d", 1) is None
+    unlink(bench)
+    refused = bench.verdict("c", 1)
+    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
+    assert sources_of(bench) == {"d": pids("b")}
+    attempt_id = plans_of(bench)["d"].attempt_id
+    bench.fetched("d", 1, attempt_id)
+    assert bench.verdict("b", 1) == bench.verdict("d", 1) == committed(1, 1, attempt_id)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_back: bool) -> None:
+    """L2. Impatient, seed 19633862: the loss of b ended the sync for c, which was gone, too."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "ac", "cd")
+    for name, own in (("a", "1"), ("b", "2")):
+        bench.say(name, offer(1, 1, entry("own", own, free=True), w("x")))
+    for name in "cd":
+        bench.say(name, offer(1, 0, entry("own", "4", free=True), w("x")))
+    assert sources_of(bench) == {"c": pids("b"), "d": pids("a")}
+    bench.disconnect("c")
+    bench.leave("b")
+    assert bench.verdict("a", 1) is None
+    if is_back:
+        bench.hello("c", welcomed=True)
+        assert bench.verdict("a", 1) == bench.verdict("c", 1) == aborted(1, 1, f"lost b{ALONE}", "b")
+        return
+    bench.tick(bench.options.disconnect_grace_ns)
+    bench.fetched("d", 1)
+    assert bench.verdict("a", 1) == bench.verdict("d", 1) == committed(1, 1)
+
+
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links(name: str) -> None:
     """L1: it ends the sync, as any withdrawal does. Whoever ends it, c hears why it was refused."""

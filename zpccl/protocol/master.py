@@ -381,7 +381,8 @@ class MasterMachine:
             if hello.is_ready:
                 known.on_ready()
             known.witnesses.clear()
-            return self._welcome(known)
+            self._welcome(known)
+            return self.operations.on_links_changed(now_ns)  # A sync without a source for it was to wait for it.
         if hello.is_member:
             return self._refuse_session(connection)
         if self._has_other_masters(connection, hello):

@@ -80,24 +80,24 @@ def find_sources(
     return found
 
 
-def can_all_finish(
+def left_out(
     fetchers: Collection[WhoT], done: Collection[WhoT], suppliers: Callable[[WhoT], Collection[WhoT]]
-) -> bool:
-    """True if every fetcher can get everything from peers that are done, directly or through other fetchers.
+) -> set[WhoT]:
+    """The fetchers that cannot get everything from peers that are done, neither directly nor through other fetchers.
 
     Args:
-        fetchers: connected peers that are not done.
-        done: connected peers that have everything.
+        fetchers: peers that are not done.
+        done: peers that have everything.
         suppliers: the peers from which a fetcher may fetch.
     """
     supplied, left = set(done), set(fetchers)
     while left:
         reached = {peer for peer in left if not supplied.isdisjoint(suppliers(peer))}
         if not reached:
-            return False
+            break
         supplied |= reached
         left -= reached
-    return True
+    return left
 
 
 class _FreeKeys:

@@ -37,7 +37,7 @@ from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
 from zpccl.protocol.operation import SYNC, Attempt, Key, Kind, Operations, Verdict, absent
 from zpccl.protocol.paths import Paths
-from zpccl.protocol.sources import Sources, can_all_finish, find_sources
+from zpccl.protocol.sources import Sources, find_sources, left_out
 
 NOBODY_LEFT = "nobody is left to fetch from"
 """The reason for aborting a sync after a loss."""
@@ -207,7 +207,9 @@ class StateSyncs(Kind[Transfer]):
         )
 
     def on_links_changed(self, now_ns: int) -> None:
-        """A link came up or went down: plans that wait for links are tried again."""
+        """A link came up or went down, or a member is back: plans that wait for links are tried again."""
+        for transfer in self.transfers():
+            self._operations.decide(transfer)
         for transfer in self.transfers():
             if transfer.is_taken_over:
                 self._plan_anew(transfer)
@@ -396,8 +398,6 @@ class StateSyncs(Kind[Transfer]):
             self._completed_last.pop(group, None)
         for group in empty[: max(0, len(self.last_revision) - limits.PEERS_MAX)]:
             del self.last_revision[group]
-        for transfer in self.transfers():
-            self._operations.decide(transfer)
         self.on_links_changed(now_ns)
 
     def judge(self, transfer: Transfer, survivors: list[Peer]) -> Verdict | None:
@@ -425,7 +425,12 @@ class StateSyncs(Kind[Transfer]):
         self._refuse_waiting(transfer)
 
     def _can_finish(self, transfer: Transfer, survivors: list[Peer]) -> bool:
-        """True if every fetcher may still get everything, as far as this master knows."""
+        """True if every fetcher may still get everything, as far as this master knows.
+
+        Who is disconnected counts for nothing: it may be lost in a moment, with its sources, and is judged once it is
+        back. Nor does who is to be refused.
+        """
+        survivors = [peer for peer in survivors if peer not in transfer.refused]
         done = [peer for peer in survivors if peer in transfer.done or peer in transfer.holders]
         if not self._operations.present(transfer.holders) and any(peer not in transfer.fetch for peer in survivors):
             return False  # After a take-over without holders, peers that never got the plan cannot get one.
@@ -434,7 +439,8 @@ class StateSyncs(Kind[Transfer]):
             known = transfer.sources.get(peer, ()) + transfer.partial_seeds.get(peer, ())
             return known or done  # Its plan is from another master, or not sent yet.
 
-        return can_all_finish([peer for peer in survivors if peer not in done], done, suppliers)
+        stuck = left_out([peer for peer in survivors if peer not in done], done, suppliers)
+        return all(peer.connection is None for peer in stuck)
 
     def validate(self) -> None:
         """Asserts the invariants."""
