@@ -15,13 +15,14 @@ from .digests import TellingWorld, give_up
 from .world import Connection, Master, Peer, reduce_spec
 
 TIMEOUT_NS = 2 * SECOND
+OPTIONS = MasterOptions(straggler_timeout_ns=TIMEOUT_NS)
 
 
-def run_of_three(masters: tuple[str, ...]) -> tuple[TellingWorld, list[Peer]]:
+def run_of_three(masters: tuple[str, ...], options: MasterOptions = OPTIONS) -> tuple[TellingWorld, list[Peer]]:
     """Members that have called tag 0, and have plans ahead for it."""
     world = TellingWorld()
     for salt, address in enumerate(masters):
-        world.start_master(address, 77 + salt, MasterOptions(straggler_timeout_ns=TIMEOUT_NS))
+        world.start_master(address, 77 + salt, options)
     peers = world.begin_run("abc", masters)
     world.settle([peer.reduce(reduce_spec(0)) for peer in peers])
     world.run(0.5)
@@ -130,6 +131,58 @@ def test_who_has_no_digest_yet_gets_what_another_returned_before_it_went_on(
     second += [peer.sync(1, "x") if follows == "sync" else peer.reduce() for peer in (a, c)]
     world.settle(second)
     assert [call.result for call in first] == [7, 7, 7] and all(call.is_ok for call in second)
+    assert all(peer.state is State.MEMBER for peer in peers)
+
+
+@pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
+def test_a_peer_is_welcomed_on_another_connection_than_it_has_promised_on(
+    masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: b loses its connection once it has committed a call, and makes the next one before it is welcomed."""
+    world, peers = run_of_three(masters)
+    a, b, c = peers
+    slow_down(world, monkeypatch, "a", 400 * MS)  # Its report is the last.
+    master = replace_master(world, peers, masters)
+    first = [peer.reduce() for peer in peers]
+    world.settle(first, 4 * MS / SECOND)
+    assert b.connection is not None
+    world.break_connection(b.connection)
+    world.until(lambda: not b.machine.is_led and b.connection is None)
+    world.until(lambda: b.connection is not None)
+    world.until(lambda: not master.machine.is_recovering)
+    second = [b.reduce()]
+    world.run(0.3)
+    second += [peer.reduce() for peer in (a, c)]
+    world.settle(second)
+    assert [call.result for call in (*first, *second)] == [7] * 6
+    assert all(peer.state is State.MEMBER for peer in peers)
+
+
+@pytest.mark.parametrize("goes_on", ["a", "b", "ab"])
+def test_a_master_steps_down_and_leads_again_on_the_same_connections(
+    goes_on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: c has promised another master its term, and is back. All commit a call before they are welcomed again."""
+    world, peers = run_of_three(("a", "b"), MasterOptions(disconnect_grace_ns=20 * SECOND))
+    a, _, c = peers
+    master = world.masters["a"]
+    world.cut([c], "a")
+    world.until(lambda: any(isinstance(m, RunReport) for m in c.sent))
+    world.heal()
+    world.until(lambda: master.machine.is_recovering)
+    slow_down(world, monkeypatch, "c", 40 * MS)  # Its report is the last.
+    connection, term = a.connection, a.machine.term
+    world.until(lambda: all(isinstance(peer.sent[-1], RunReport) for peer in peers))
+    assert master.machine.is_recovering
+    first = [peer.reduce() for peer in peers]
+    world.settle(first, 4 * MS / SECOND)
+    world.until(lambda: not master.machine.is_recovering)
+    second = [peer.reduce() for peer in peers if peer.name in goes_on]
+    world.run(0.3)
+    second += [peer.reduce() for peer in peers if peer.name not in goes_on]
+    world.settle(second)
+    assert a.connection is connection and a.machine.term > term
+    assert [call.result for call in (*first, *second)] == [7] * 6
     assert all(peer.state is State.MEMBER for peer in peers)
 
 
