@@ -66,7 +66,6 @@ def test_garbage_on_the_port_of_the_master(run: Cluster, busy: list[Child], what
 
 VERSION = b"zp" + bytes([limits.PROTOCOL_VERSION])
 MESSAGES = {
-    "empty": [b""],
     "noise": [os.urandom(2000)],
     "no message": [VERSION + b"\xc1"],
     "an unknown message": [VERSION + b"\x91\xa4what"],
