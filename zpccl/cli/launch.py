@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from zpccl import limits
+from zpccl.cli.output import discard
 from zpccl.errors import InvalidArgument
 from zpccl.master_node import MasterNode
 
@@ -258,9 +259,7 @@ class Launcher:
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # The pipe, or the terminal, has been closed.
                 raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)  # For what is written until all have ended.
-            os.dup2(nowhere, self._output.fileno())
-            os.close(nowhere)
+            discard(self._output)
             self._signals.append(signal.SIGPIPE)
 
     def _on_exit(self, child: _Child) -> None:

@@ -12,6 +12,7 @@ from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.cli import doctor
 from zpccl.cli.launch import Chaos, Launcher, parse_chaos
+from zpccl.cli.output import discard
 from zpccl.control.addresses import parse_masters
 from zpccl.control.keys import checked_name, new_private_key, new_secret, public_key_of
 from zpccl.errors import InvalidArgument, PCCLError
@@ -82,9 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except OSError as error:
         if sys.stdout is not None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)  # For what is still to be written to the output, at the end.
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
+            discard(sys.stdout)
         if isinstance(error, BrokenPipeError):  # Nobody reads it any more.
             return 128 + signal.SIGPIPE
         print(f"zpccl: {error}", file=sys.stderr)

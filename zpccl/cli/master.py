@@ -9,6 +9,7 @@ import signal
 import sys
 
 from zpccl import limits
+from zpccl.cli.output import discard
 from zpccl.control.addresses import is_loopback, parse_address
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop, logger
@@ -159,8 +160,7 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except OSError as error:
         logger.warning("cannot write to the standard output: %s", error.strerror)
-        with open(os.devnull, "wb") as nowhere:  # Python writes what is left at its exit, and would fail again.
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 if __name__ == "__main__":

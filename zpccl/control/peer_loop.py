@@ -214,7 +214,7 @@ class PeerLoop:
         dealer.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        is_ipv6 = self._prefers_ipv6 != self._has_turned or not is_name(self._endpoint.removeprefix("tcp://"))
+        is_ipv6 = self._prefers_ipv6 != self._has_turned or not self._dials_name()
         dealer.setsockopt(zmq.IPV6, int(is_ipv6))
         set_heartbeat(dealer, self._heartbeat_timeout_ns)
         if self._keys is not None:
@@ -483,13 +483,16 @@ class PeerLoop:
         self._endpoint, self._has_turned = endpoint, False
         self._dial(now_ns)
 
+    def _dials_name(self) -> bool:
+        return is_name(self._endpoint.removeprefix("tcp://"))
+
     def _turn(self, now_ns: int) -> bool:
         """Dials the name of a master again, at its address of the other version of IP: libzmq dials one only.
 
         The version that answers is dialled first from then on. False: it is no name, or both have been dialled.
         """
         is_over = self._has_turned or self._session.phase is not SocketPhase.DIALLING
-        if is_over or not is_name(self._endpoint.removeprefix("tcp://")):
+        if is_over or not self._dials_name():
             return False
         self._has_turned = True
         self._dial(now_ns)
