@@ -770,6 +770,14 @@ late-reports-not-waited-for: protocol.leadership:Candidate._are_all_here (unit t
   L3: a new master begins although a peer that has said Hello may know a newer list
   - not all(self._greeted.values())
   + not any(self._greeted.values())
+round-that-removed-members-know-counts: protocol.recovery:History.know_round (unit tests)
+  L1: a topology call is answered by a round of a list that does not go on, and who calls later waits for its caller
+  - known = [each for reporter, each in self._rounds.items() if reporter in members]
+  + known = [each for reporter, each in self._rounds.items()]
+round-of-who-comes-too-late-counts: protocol.takeover:TakeOver.apply_round (unit tests)
+  L1: a member that is to be removed answers a topology call of some of the others, and the rest wait for them
+  - members.difference_update(history.parted(members, has_gone_on=has_gone_on))
+  + pass
 lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   L1: members that were removed and come back first are members again beside those who removed them, at another point
   - 0 < known.since < epoch

@@ -1018,13 +1018,14 @@ class MasterMachine:
         for peer_id in candidate.left:
             self._leader.on_left(peer_id)
         self._propose()
-        self._takeover.apply_round(history)
+        has_one_address = not self._leader.needs_quorum
+        self._takeover.apply_round(history, has_one_address=has_one_address)
         for peer in list(self.registry.peers.values()):
             if peer.has_reported:
                 self._welcome(peer)
         for connection in self._dismissed:
             self._tell_dismissed(connection)
-        self._takeover.apply(history, now_ns, has_one_address=not self._leader.needs_quorum)
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address)
         self._undecided = self._decision_count()
         for peer_id in candidate.left:
             if peer_id in self.registry.peers:
@@ -1072,7 +1073,7 @@ class MasterMachine:
         has_gone_on = self._has_decided() or self.registry.round > history.round
         has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
         history.add(report)
-        self._takeover.apply_round(history)
+        self._takeover.apply_round(history, has_one_address=has_one_address, has_gone_on=has_gone_on)
         if self.registry.epoch != self._announced_epoch:
             self._propose()  # Before the list is sent.
             others = [other for other in self.registry.order if other is not peer]

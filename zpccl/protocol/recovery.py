@@ -34,7 +34,7 @@ class History:
         adopted: the member list that the master continues with.
         members: those of that list, in ring order, with their names.
         adopted_term: the highest term in which a reporting peer was led.
-        round, round_value: the last complete round of topology votes that any peer knows.
+        round, round_value: the last complete round of topology votes that a member knows (know_round).
         outcomes: how attempts ended, by attempt id.
         has_decided: any peer knows of an operation that was planned or decided.
     """
@@ -49,6 +49,7 @@ class History:
         self.round_value = 0
         self.outcomes: dict[int, Decision] = {}
         self.has_decided = False
+        self._rounds: dict[bytes, tuple[int, int]] = {}  # By reporting peer, with their values.
         self._lists: dict[bytes, _Known] = {}  # By member.
         self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
         self._last_attempt_id = 0  # Of all attempts that any peer reports, running or ended.
@@ -64,9 +65,8 @@ class History:
         """Merges one report. One without a member list contains nothing of the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
-        if report.round > self.round:
-            self.round, self.round_value = report.round, report.round_value
         reporter = report.hello.peer_id
+        self._rounds[reporter] = (report.round, report.round_value)
         self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
@@ -86,6 +86,14 @@ class History:
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
             self._last_syncs[group] = self._newer_syncs[group] = last
+
+    def know_round(self, members: Container[bytes]) -> None:
+        """Finds the last complete round of those who are members.
+
+        Rounds of others do not count. The members that removed them may have completed fewer since.
+        """
+        known = [each for reporter, each in self._rounds.items() if reporter in members]
+        self.round, self.round_value = max([(self.round, self.round_value), *known])
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""

@@ -37,8 +37,15 @@ class TakeOver:
         self._syncs = syncs
         self._kick = kick
 
-    def apply_round(self, history: History) -> None:
-        """Restores the last round of topology votes. Before the Welcomes, since peers that they admit vote after it."""
+    def apply_round(self, history: History, *, has_one_address: bool, has_gone_on: bool = False) -> None:
+        """Restores the last round of topology votes. Before the Welcomes, since peers that they admit vote after it.
+
+        Args: those of apply.
+        """
+        members = {peer.peer_id for peer in self._registry.order}
+        if has_one_address:
+            members.difference_update(history.parted(members, has_gone_on=has_gone_on))
+        history.know_round(members)
         if history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
