@@ -474,7 +474,7 @@ yields-without-all-reports: protocol.master:MasterMachine._settle_yielding (unit
   + earlier.is_over(now_ns)
 removed-member-listed-again: protocol.master:MasterMachine._accept_report (unit tests)
   S3: a member that was refused for good is listed again with a host that reports late
-  - member not in history.members
+  - member not in known
   + True
 sent-to-nobody: protocol.membership:Outbox.reply (unit tests)
   L3: answers a report whose sender is gone, which ends the process of the master
@@ -488,14 +488,14 @@ returning-peer-does-not-acknowledge: protocol.peer:PeerMachine._on_members (unit
   L2: an old member that a later run has registered never acknowledges the list without it
   - self._send(Acknowledgement(message.epoch))
   + self.state is State.RETURNING or self._send(Acknowledgement(message.epoch))
-others-of-a-late-host-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
-  L3: members that the former master had just admitted are removed, since the others of their host report after them
-  - hello.host and member not in history.members
-  + False
+others-that-were-admitted-forgotten: protocol.master:MasterMachine._accept_report (unit tests)
+  L3: members that the former master had just admitted are removed, since others report before them that know of that
+  - member not in known
+  + member.peer_id == hello.peer_id
 late-member-not-back: protocol.master:MasterMachine._accept_report (unit tests)
   L3: a late member that knows a later list is registered as a newcomer, and refused with its next call
-  - new.add(hello.peer_id)
-  + pass
+  - member.peer_id != hello.peer_id
+  + True
 ready-not-said-after-the-welcome: protocol.peer:PeerMachine._on_welcome (simulator)
   L1: a joiner that became ready between its Hello and its Welcome is never admitted
   - self._send_ready()
@@ -748,8 +748,8 @@ older-report-taken: protocol.leadership:Candidate.add (unit tests)
   + known.connection < report.hello.connection
 run-of-fewer-peers-chosen: protocol.leadership:choose_run (unit tests)
   S3: a single stray peer of another run decides which run a new master leads
-  - return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
-  + return max(votes, key=lambda run_id: (epochs[run_id], votes[run_id], run_id), default=None)
+  - sum(report.hello.peer_id in members for report in of_run), max(r.epoch for r in of_run), run_id
+  + max(r.epoch for r in of_run), sum(report.hello.peer_id in members for report in of_run), run_id
 newcomers-outvote-the-last-member: protocol.leadership:Candidate.chosen (unit tests)
   L3: the last member of a run is refused in favour of newcomers that have decided nothing
   - self._has_quorum(run_id) and self._has_one_address(run_id)
@@ -770,30 +770,46 @@ late-reports-not-waited-for: protocol.leadership:Candidate._are_all_here (unit t
   L3: a new master begins although a peer that has said Hello may know a newer list
   - not all(self._greeted.values())
   + not any(self._greeted.values())
-round-that-removed-members-know-counts: protocol.recovery:History.know_round (unit tests)
-  L1: a topology call is answered by a round of a list that does not go on, and who calls later waits for its caller
-  - known = [each for reporter, each in self._rounds.items() if reporter in members]
-  + known = [each for reporter, each in self._rounds.items()]
-round-of-who-comes-too-late-counts: protocol.takeover:TakeOver.apply_round (unit tests)
+facts-of-removed-members-count: protocol.master:MasterMachine._restore (unit tests)
+  S1: an outcome that only a member knows that was removed is told to one of those who went on without it
+  - peer is not None and peer.is_member
+  + True
+facts-of-who-comes-too-late-count: protocol.takeover:TakeOver.apply_round (unit tests)
   L1: a member that is to be removed answers a topology call of some of the others, and the rest wait for them
-  - members.difference_update(history.parted(members, has_gone_on=has_gone_on))
+  - history.drop(history.parted(self._registry.peers, late))
   + pass
+list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
+  S6: whoever came after members were removed goes with these, when they come back and are removed again
+  - r.hello.peer_id not in gone
+  + True
+attempt-left-behind-stays: protocol.takeover:TakeOver.apply (unit tests)
+  L1: an attempt of members that are removed has no end, and nobody can call anything at its tag
+  - self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
+  + pass
+branches-remove-each-other: protocol.recovery:History.parted (unit tests)
+  S6: of three branches each removes the members of the other two, and nobody is left
+  - peer_id not in found
+  + True
+who-comes-late-takes-the-run: protocol.recovery:History.parted (unit tests)
+  S1: a member that comes late removes those who were told another answer than it has
+  - late is not None and late in removed + theirs
+  + False
 lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   L1: members that were removed and come back first are members again beside those who removed them, at another point
   - 0 < known.since < epoch
   + False
 branch-that-has-decided-is-removed: protocol.recovery:History.parted (unit tests)
   L3: what members have decided since they came back first is lost
-  - has_gone_on or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
-  + has_gone_on
+  - self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+  + False
 later-member-taken-for-a-removed-one: protocol.recovery:History.parted (unit tests)
   S6: whoever was admitted by a list that a late member does not know is removed
   - 0 < known.since < epoch
   + 0 < known.since
-older-sync-of-a-late-report-taken: protocol.recovery:History.take_last_syncs (unit tests)
+older-sync-of-a-late-report-taken: protocol.recovery:History._merge (unit tests)
   S5: a revision is used twice, because a late report describes an older sync
-  - taken, self._newer_syncs = self._newer_syncs, {}
-  + taken, self._newer_syncs, self._last_syncs = self._newer_syncs, {}, {}
+  - last.attempt_id > self._last_syncs[group].attempt_id
+  + True
 
 # --- Several masters --------------------------------------------------------------------------------------------------
 half-is-a-quorum: protocol.leadership:is_quorum (unit tests)

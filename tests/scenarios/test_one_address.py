@@ -12,15 +12,7 @@ from zpccl.protocol.messages import Hello, TopologyKind
 from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
-from .world import Call, Peer, World, check_agreement
-
-ONE = ("m",)
-
-
-def one_master(names: str) -> tuple[World, list[Peer]]:
-    world = World()
-    world.start_master("m", 77)
-    return world, world.begin_run(names, ONE)
+from .world import ONE, Call, Peer, World, check_agreement, one_master
 
 
 def begin_beside(world: World, peers: list[Peer]) -> Peer:
@@ -309,70 +301,6 @@ def test_an_old_list_that_is_revived_loses_no_votes(rounds: int, late: float) ->
         world.settle(calls)
         check_agreement(calls)
         assert len({call.result for call in calls}) == 1, calls
-
-
-def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_them() -> None:
-    """L1: of a run that had split in two, members that were removed know later rounds than those whose list goes on.
-
-    r asks whether peers are pending while n does not know yet how their all-reduce ended. Minority, seed 21036728.
-    """
-    world, peers = one_master("pqr")
-    *removed, r = peers
-    world.cut([r], "m")
-    world.until(lambda: world.masters["m"].member_names == "pq", what="the removal of r")
-    for _ in range(2):  # So the last is the one that r asks for later.
-        world.settle([peer.topology(TopologyKind.PENDING) for peer in removed])
-    world.kill_master("m")
-    world.cut(removed, "m")
-    world.join([r], "m")
-    world.start_master("m", 500)
-    world.until(lambda: world.masters["m"].member_names == "r", what="the list of r alone")
-    n = world.peer("n", ONE)
-    n.connect()
-    world.run(0.5)
-    world.admit([r], [n])
-    sums = [r.reduce(), n.reduce()]
-    world.until(lambda: bool(r.running and n.running))
-    world.drop_to_peers.add("n")
-    world.until(lambda: sums[0].has_ended)
-    asks = [r.topology(TopologyKind.PENDING)]
-    world.run(0.05)
-    world.kill_master("m")
-    world.drop_to_peers.clear()
-    world.join(removed, "m")
-    world.start_master("m", 900)
-    world.settle(sums)
-    world.run(1)
-    asks.append(n.topology(TopologyKind.PENDING))
-    world.settle(asks)
-    assert [call.result for call in asks] == [0, 0]
-
-
-def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
-    """L1: p's list went on without q and x, but they have decided something since under the old one, so p goes."""
-    world = World()
-    world.start_master("m", 77)
-    p, r = world.begin_run("pr", ONE)
-    q, x = (world.peer(name, ONE, group=1) for name in "qx")
-    for peer in (q, x):
-        peer.connect()
-    world.run(0.5)
-    world.admit([p, r], [q, x])
-    world.cut([q, x], "m")
-    world.until(lambda: world.masters["m"].member_names == "pr", what="the removal of q and x")
-    world.settle([peer.topology(TopologyKind.PENDING) for peer in (p, r)])
-    world.kill_master("m")
-    world.cut([p, r], "m")
-    world.join([q, x], "m")
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
-    world.settle([q.reduce(), x.reduce()])
-    asks = [q.topology(TopologyKind.PENDING)]
-    world.join([p], "m")
-    world.until(lambda: p.state is State.CLOSED, what="the removal of p")
-    world.run(0.5)
-    asks.append(x.topology(TopologyKind.PENDING))
-    world.settle(asks)
 
 
 @pytest.mark.parametrize("restarts", [1, 2, 3])

@@ -36,6 +36,8 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.types import Algorithm, DataType
 
+ONE = ("m",)
+"""The master of `one_master`."""
 TWO = ("a", "b")
 """The masters of `two_masters`."""
 
@@ -609,3 +611,10 @@ def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
     for address, salt in zip(TWO, salts, strict=True):
         world.start_master(address, salt)
     return world
+
+
+def one_master(names: str) -> tuple[World, list[Peer]]:
+    """A run with these members, each of one letter, that know one address."""
+    world = World()
+    world.start_master(*ONE, 77)
+    return world, world.begin_run(names, ONE)

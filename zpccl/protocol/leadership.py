@@ -27,7 +27,6 @@ MINORITY_WAIT_NS adopts the run from the reports that it has.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -558,11 +557,17 @@ class Candidate:
 
 
 def choose_run(reports: Iterable[RunReport]) -> bytes | None:
-    """The run of most reports; if several have as many, the one with the highest epoch. None without reports."""
-    votes: Counter[bytes] = Counter()
-    epochs: dict[bytes, int] = {}
+    """The run of most reports of members; of several with as many, that with the highest epoch. None without reports.
+
+    Those do not count that are not in the list to continue with: they were removed.
+    """
+    of_runs: dict[bytes, list[RunReport]] = {}
     for report in reports:
-        run_id = report.hello.run_id
-        votes[run_id] += 1
-        epochs[run_id] = max(epochs.get(run_id, 0), report.epoch)
-    return max(votes, key=lambda run_id: (votes[run_id], epochs[run_id], run_id), default=None)
+        of_runs.setdefault(report.hello.run_id, []).append(report)
+
+    def weight(run_id: bytes) -> tuple[int, int, bytes]:
+        of_run = of_runs[run_id]
+        members = descend(map(MemberList.of, of_run)).members
+        return sum(report.hello.peer_id in members for report in of_run), max(r.epoch for r in of_run), run_id
+
+    return max(of_runs, key=weight, default=None) if len(of_runs) > 1 else next(iter(of_runs), None)

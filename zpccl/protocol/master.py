@@ -170,6 +170,7 @@ class MasterMachine:
         self._asked: set[Hashable] = set()  # Connections that were asked for a report, or a Hello, after the take-over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
+        self._adopted_ns = 0
         self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
         self._losses = Losses(self.registry, options.disconnect_grace_ns, options.recovery_wait_ns)
         self.paths = Paths(self.registry)
@@ -999,7 +1000,7 @@ class MasterMachine:
     def _restore(self, candidate: Candidate, run_id: bytes, now_ns: int) -> None:
         reports = [report for _, report in candidate.reports.values()]
         history = History(run_id, reports)
-        self._phase = Adopted(history)
+        self._phase, self._adopted_ns = Adopted(history), now_ns
         self.run_id, self.term = run_id, candidate.promise.term
         self._masters = CommonList()
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
@@ -1013,7 +1014,9 @@ class MasterMachine:
             f"taking over the run of {len(history.members)} members from {len(reports)} reports, in term {self.term}",
         )
         for event, report in candidate.reports.values():
-            self._accept_report(event, report, now_ns)
+            peer = self._accept_report(event, report, now_ns)
+            if peer is not None and peer.is_member:
+                history.add(report)
         self._announced_epoch = self.registry.epoch
         for peer_id in candidate.left:
             self._leader.on_left(peer_id)
@@ -1070,27 +1073,32 @@ class MasterMachine:
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
-        has_gone_on = self._has_decided() or self.registry.round > history.round
+        late = hello.peer_id if self._has_decided() or self._outbox.answered_ns >= self._adopted_ns else None
         has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
-        history.add(report)
-        self._takeover.apply_round(history, has_one_address=has_one_address, has_gone_on=has_gone_on)
+        if peer.is_member:
+            history.add(report)
+        self._takeover.apply_round(history, has_one_address=has_one_address, late=late)
         if self.registry.epoch != self._announced_epoch:
             self._propose()  # Before the list is sent.
             others = [other for other in self.registry.order if other is not peer]
             self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
-        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
+        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=late)
 
     def _welcome_late(
-        self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, has_gone_on: bool = False
+        self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None
     ) -> None:
         """Welcomes a peer of the adopted run that comes after the others, and decides what has waited for it."""
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address, has_gone_on=has_gone_on)
+        self._takeover.apply(history, now_ns, has_one_address=has_one_address, late=late)
         self._announce_epoch(now_ns)
         self.operations.on_members_changed(now_ns)
+
+    def _is_member(self, peer_id: bytes) -> bool:
+        peer = self.registry.peers.get(peer_id)
+        return peer is not None and peer.is_member
 
     def _recognise(self, peer: Peer, event: PeerMessageReceived, hello: Hello) -> None:
         """A member of the adopted list is here."""
@@ -1125,18 +1133,14 @@ class MasterMachine:
         if hello.run_id != history.run_id or is_other:
             self._refuse_report(connection, report)
             return None
+        is_admission = history.would_admit(report, self.registry.round)  # By the former master; no other peer knew it.
         if peer is not None:
             self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
             return None
-        elif history.would_admit(report, self.registry.round):  # By the former master, which no other peer knows.
+        elif is_admission:
             peer = self._register(connection, hello, event.host)
-            # The others of its host are to report yet, or wait as they have not heard of it. They are new, too: who was
-            # removed since stays so, until it reports itself.
-            new = {member.peer_id for member in report.members if hello.host and member not in history.members}
-            new.add(hello.peer_id)
-            self._admit_former([member for member in report.members if member.peer_id in new], now_ns)
         elif connection is not None and hello.peer_id in self.registry.old_members:
             kick = Kick(Result.RANK_CONNECTION_LOST, "removed by the former master") if hello.is_member else None
             self._dismissed[connection] = _Dismissed(hello.peer_id, kick)
@@ -1146,6 +1150,13 @@ class MasterMachine:
         else:
             self._refuse_session(connection)
             return None
+        if is_admission and not (self._leader.needs_quorum and peer.is_member):
+            # The others that were admitted with it are to report yet, or wait as they have not heard of it. They are
+            # new: who was removed since stays so, until it reports itself.
+            known = [member for member in history.members if member.peer_id != hello.peer_id]
+            admitted = [member for member in report.members if member not in known]
+            if any(not self._is_member(member.peer_id) for member in admitted):
+                self._admit_former(admitted, now_ns)
         if connection is None:  # It disconnected while others reported.
             peer.disconnected_ns = now_ns
         peer.oldest_call_id = report.oldest_call_id

@@ -662,6 +662,15 @@ class Operations:
         self._forget_attempt(attempt)
         return attempt.calls
 
+    def end_left_behind(self, reporters: Iterable[Peer]) -> None:
+        """Ends attempts that those who have just reported left behind so long ago that they know no outcome."""
+        for attempt in list(self.running.values()):
+            gone = [peer for peer in reporters if attempt.calls.get(peer, peer.oldest_call_id) < peer.oldest_call_id]
+            for peer in gone:
+                peer.open_calls.pop(attempt.calls.pop(peer), None)
+            if gone:
+                self.end(attempt, Verdict(Result.RANK_CONNECTION_LOST, f"{names(gone)} went on without it"))
+
     def decide(self, attempt: Attempt) -> None:
         """Ends an attempt if its reports and losses suffice for a verdict."""
         survivors = self.present(attempt.calls)

@@ -28,13 +28,14 @@ class History:
 
     Args:
         run_id: of the run.
-        reports: of a quorum of its members, or of those that reported in time.
+        reports: of a quorum of its members, or of those that reported in time. They tell which list goes on; the rest
+            of what they tell counts only once they are added: of those who are in that list.
 
     Attributes:
         adopted: the member list that the master continues with.
         members: those of that list, in ring order, with their names.
         adopted_term: the highest term in which a reporting peer was led.
-        round, round_value: the last complete round of topology votes that a member knows (know_round).
+        round, round_value: the last complete round of topology votes that a member knows.
         outcomes: how attempts ended, by attempt id.
         has_decided: any peer knows of an operation that was planned or decided.
     """
@@ -43,30 +44,35 @@ class History:
         of_run = [report for report in reports if report.hello.run_id == run_id]
         self.run_id = run_id
         self.adopted = descend(map(MemberList.of, of_run))
-        self.members: tuple[Member, ...] = next(r.members for r in of_run if r.epoch == self.adopted.epoch)
         self.adopted_term = max(report.hello.term for report in of_run)
-        self.round = 0
-        self.round_value = 0
-        self.outcomes: dict[int, Decision] = {}
         self.has_decided = False
-        self._rounds: dict[bytes, tuple[int, int]] = {}  # By reporting peer, with their values.
+        self._reports: dict[bytes, RunReport] = {}  # Those that count, by reporting peer.
+        self._reporters: list[bytes] = []  # Those that take_reporters has not returned yet.
         self._lists: dict[bytes, _Known] = {}  # By member.
         self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
         self._last_attempt_id = 0  # Of all attempts that any peer reports, running or ended.
         self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
         self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
-        self._last_syncs: dict[int, Decision] = {}  # By group.
-        self._newer_syncs: dict[int, Decision] = {}  # Those that take_last_syncs has not returned yet.
+        self._taken_syncs: dict[int, Decision] = {}  # What take_last_syncs has returned, by group.
+        self._forget_facts()
 
         for report in of_run:
-            self.add(report)
+            self._note(report)
+        if all(len(report.hello.masters) <= 1 for report in of_run):  # Else quorums have removed who was removed.
+            gone = self.parted(self.adopted.members)
+            self.adopted = descend(MemberList.of(r) for r in of_run if r.hello.peer_id not in gone)  # Perhaps another.
+        self.members: tuple[Member, ...] = next(r.members for r in of_run if r.epoch == self.adopted.epoch)
 
-    def add(self, report: RunReport) -> None:
-        """Merges one report. One without a member list contains nothing of the run."""
-        if report.hello.run_id != self.run_id or not report.members:
+    def _forget_facts(self) -> None:
+        self.round, self.round_value = 0, 0
+        self.outcomes: dict[int, Decision] = {}
+        self._last_syncs: dict[int, Decision] = {}  # By group.
+
+    def _note(self, report: RunReport) -> None:
+        """Notes which list a peer knows, and whether anything has been decided. It may be no member any more."""
+        if not report.members:
             return
         reporter = report.hello.peer_id
-        self._rounds[reporter] = (report.round, report.round_value)
         self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
@@ -76,24 +82,43 @@ class History:
             attempts.append(report.last_sync.attempt_id)
         self._last_attempt_id = max(self._last_attempt_id, *attempts, 0)
         self.has_decided = self.has_decided or has_decided(report)
+
+    def add(self, report: RunReport) -> None:
+        """Merges the report of a member. One without a member list contains nothing of the run."""
+        if report.hello.run_id != self.run_id or not report.members:
+            return
+        self._note(report)
+        reporter = report.hello.peer_id
+        self._reports[reporter] = report
+        self._reporters.append(reporter)
+        for running in report.running:
+            self._calls[running.plan.attempt_id] = running.plan.participants
+            self._running.append((reporter, running))
+        self._merge(report)
+
+    def _merge(self, report: RunReport) -> None:
+        if (report.round, report.round_value) > (self.round, self.round_value):
+            self.round, self.round_value = report.round, report.round_value
         for outcome in report.outcomes:
             known = self.outcomes.get(outcome.attempt_id)
             if known is None or len(known.calls) < len(outcome.calls):
                 self.outcomes[outcome.attempt_id] = outcome
-        for running in report.running:
-            self._calls[running.plan.attempt_id] = running.plan.participants
-            self._running.append((reporter, running))
         last, group = report.last_sync, report.hello.group
         if last is not None and (group not in self._last_syncs or last.attempt_id > self._last_syncs[group].attempt_id):
-            self._last_syncs[group] = self._newer_syncs[group] = last
+            self._last_syncs[group] = last
 
-    def know_round(self, members: Container[bytes]) -> None:
-        """Finds the last complete round of those who are members.
+    def drop(self, gone: Container[bytes]) -> None:
+        """Takes back what those have reported that are to be removed: the others have gone on without them.
 
-        Rounds of others do not count. The members that removed them may have completed fewer since.
+        They may know of rounds, outcomes and syncs of a branch of the run that does not go on.
         """
-        known = [each for reporter, each in self._rounds.items() if reporter in members]
-        self.round, self.round_value = max([(self.round, self.round_value), *known])
+        if not any(reporter in gone for reporter in self._reports):
+            return
+        self._reports = {reporter: report for reporter, report in self._reports.items() if reporter not in gone}
+        self._running = [item for item in self._running if item[0] not in gone]
+        self._forget_facts()
+        for report in self._reports.values():
+            self._merge(report)
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
@@ -113,21 +138,29 @@ class History:
         is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
-    def parted(self, present: Container[bytes], *, has_gone_on: bool) -> list[bytes]:
+    def parted(self, present: Container[bytes], late: bytes | None = None) -> list[bytes]:
         """Present members to remove since others know a list by which the one master had removed some that came first.
 
-        Such lists do not follow each other, so their members are at different points of their programs. Those who were
-        removed go, unless something was decided since under the list that was adopted from them (has_gone_on: by this
-        master): then those go who know the other list.
+        Such lists do not follow each other, so their members are at different points of their programs. Those of one
+        term do, and the last of them counts. The newest term comes first. Those who were removed go, unless something
+        was decided since under the list that was adopted from them: then those go who know the other list.
+
+        Args:
+            present: who is here.
+            late: who has come after this master has gone on: it goes, on whichever side it is.
         """
         here = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
         found: dict[bytes, None] = {}
-        for epoch in sorted({known.epoch for known in here.values()}):
+        of_terms = {epoch >> limits.EPOCH_BITS: epoch for epoch in sorted(self._members_of)}  # The last one of each.
+        for term, epoch in sorted(of_terms.items(), reverse=True):
+            left = {peer_id: known for peer_id, known in here.items() if peer_id not in found}
             members = self._members_of[epoch]
-            removed = [i for i, known in here.items() if i not in members and 0 < known.since < epoch]
-            theirs = [i for i, known in here.items() if known.epoch == epoch]
-            is_decided = has_gone_on or self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
-            found.update(dict.fromkeys(theirs if removed and is_decided else removed))
+            removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
+            theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
+            if removed and theirs:
+                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+                gone = theirs if is_decided else removed
+                found.update(dict.fromkeys([late] if late is not None and late in removed + theirs else gone))
         return list(found)
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
@@ -148,10 +181,16 @@ class History:
         found = [item for item in taken if item[0] in present and item[1].plan.attempt_id not in self.outcomes]
         return sorted(found, key=lambda item: item[1].plan.attempt_id)
 
-    def take_last_syncs(self) -> dict[int, Decision]:
-        """The last committed sync of each group, if it is newer than what the last call returned."""
-        taken, self._newer_syncs = self._newer_syncs, {}
+    def take_reporters(self) -> list[bytes]:
+        """Whose reports have been added since the last call."""
+        taken, self._reporters = self._reporters, []
         return taken
+
+    def take_last_syncs(self) -> dict[int, Decision]:
+        """The last committed sync of each group, if it is another one than the last call returned."""
+        changed = {group: last for group, last in self._last_syncs.items() if self._taken_syncs.get(group) != last}
+        self._taken_syncs.update(changed)
+        return changed
 
 
 def is_plausible(report: RunReport) -> bool:

@@ -37,31 +37,29 @@ class TakeOver:
         self._syncs = syncs
         self._kick = kick
 
-    def apply_round(self, history: History, *, has_one_address: bool, has_gone_on: bool = False) -> None:
+    def apply_round(self, history: History, *, has_one_address: bool, late: bytes | None = None) -> None:
         """Restores the last round of topology votes. Before the Welcomes, since peers that they admit vote after it.
 
         Args: those of apply.
         """
-        members = {peer.peer_id for peer in self._registry.order}
         if has_one_address:
-            members.difference_update(history.parted(members, has_gone_on=has_gone_on))
-        history.know_round(members)
-        if history.round > self._registry.round:
+            history.drop(history.parted(self._registry.peers, late))
+        if late is None or history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
-    def apply(self, history: History, now_ns: int, *, has_one_address: bool, has_gone_on: bool = False) -> None:
+    def apply(self, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None) -> None:
         """Restores everything else. May be called again after another report, to apply what that one adds.
 
         Args:
             history: what the reports tell.
             now_ns: the time.
             has_one_address: a former master may have removed members without a quorum.
-            has_gone_on: this master has decided something before that report.
+            late: who has reported after this master has decided something, or has told what others report.
         """
         peers = self._registry.peers
         without: dict[Peer, None] = {}  # Those that lack a result. Removed last: that aborts their attempts.
         if has_one_address:
-            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, has_gone_on=has_gone_on)))
+            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, late)))
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
         for peer_id, call_id, outcome in history.overtaken(peers):
@@ -74,6 +72,7 @@ class TakeOver:
             self._syncs.restore_last(group, last.value, completed)
         for reporter, running in history.take_running(peers):
             self._operations.restore(running, peers[reporter])
+        self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
         self._rounds.answer_missed()
         for peer in without:
             if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:

@@ -1,0 +1,385 @@
+"""One address: branches of a run, whose members had removed each other, meet at a new master (S1, L1, L3, S6).
+
+What those report who were removed does not count for those who go on.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from zpccl.protocol import events
+from zpccl.protocol.messages import Decision, TopologyKind
+from zpccl.protocol.peer import State
+
+from .world import ONE, TWO, World, check_agreement, one_master, two_masters
+
+
+def is_led(world: World, names: str) -> None:
+    """The master has lost all but these."""
+    world.until(lambda: world.masters["m"].member_names == names, what=f"the list of {names}")
+    world.run(0.1)
+
+
+def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_them() -> None:
+    """L1: of a run that had split in two, members that were removed know later rounds than those whose list goes on.
+
+    r asks whether peers are pending while n does not know yet how their all-reduce ended. Minority, seed 21036728.
+    """
+    world, peers = one_master("pqr")
+    *removed, r = peers
+    world.cut([r], "m")
+    world.until(lambda: world.masters["m"].member_names == "pq", what="the removal of r")
+    for _ in range(2):  # So the last is the one that r asks for later.
+        world.settle([peer.topology(TopologyKind.PENDING) for peer in removed])
+    world.kill_master("m")
+    world.cut(removed, "m")
+    world.join([r], "m")
+    world.start_master("m", 500)
+    world.until(lambda: world.masters["m"].member_names == "r", what="the list of r alone")
+    n = world.peer("n", ONE)
+    n.connect()
+    world.run(0.5)
+    world.admit([r], [n])
+    sums = [r.reduce(), n.reduce()]
+    world.until(lambda: bool(r.running and n.running))
+    world.drop_to_peers.add("n")
+    world.until(lambda: sums[0].has_ended)
+    asks = [r.topology(TopologyKind.PENDING)]
+    world.run(0.05)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.join(removed, "m")
+    world.start_master("m", 900)
+    world.settle(sums)
+    world.run(1)
+    asks.append(n.topology(TopologyKind.PENDING))
+    world.settle(asks)
+    assert [call.result for call in asks] == [0, 0]
+
+
+def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
+    """L1: p's list went on without q and x, but they have decided something since under the old one, so p goes."""
+    world = World()
+    world.start_master("m", 77)
+    p, r = world.begin_run("pr", ONE)
+    q, x = (world.peer(name, ONE, group=1) for name in "qx")
+    for peer in (q, x):
+        peer.connect()
+    world.run(0.5)
+    world.admit([p, r], [q, x])
+    world.cut([q, x], "m")
+    world.until(lambda: world.masters["m"].member_names == "pr", what="the removal of q and x")
+    world.settle([peer.topology(TopologyKind.PENDING) for peer in (p, r)])
+    world.kill_master("m")
+    world.cut([p, r], "m")
+    world.join([q, x], "m")
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.settle([q.reduce(), x.reduce()])
+    asks = [q.topology(TopologyKind.PENDING)]
+    world.join([p], "m")
+    world.until(lambda: p.state is State.CLOSED, what="the removal of p")
+    world.run(0.5)
+    asks.append(x.topology(TopologyKind.PENDING))
+    world.settle(asks)
+
+
+def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
+    """S1: x has failed in an all-reduce, alone hears that it is aborted, and is lost; the next master commits it."""
+    world, (p, q, x) = one_master("pqx")
+    for peer in (p, q, x):
+        peer.finishes = False
+    sums = [peer.reduce() for peer in (p, q, x)]
+    world.until(lambda: bool(p.running and q.running and x.running))
+    world.drop_to_peers.update("pq")
+    p.finish()
+    q.finish()
+    world.run(0.1)
+    x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
+    world.until(lambda: sums[2].has_ended)
+    world.kill_master("m")
+    world.cut([x], "m")
+    world.drop_to_peers.clear()
+    world.start_master("m", 500)
+    world.until(lambda: not world.masters["m"].machine.is_recovering)
+    world.run(1)
+    world.drop_to_peers.add("q")
+    world.until(lambda: sums[0].has_ended)
+    assert sums[0].is_ok and not sums[1].has_ended
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.join([x], "m")
+    world.start_master("m", 900)
+    world.settle(sums[:2])
+    assert sums[1].is_ok, sums
+
+
+def test_the_same_with_two_masters() -> None:
+    """S1: with a quorum."""
+    world = two_masters()
+    p, q, x = world.begin_run("pqx", TWO)
+    for peer in (p, q, x):
+        peer.finishes = False
+    sums = [peer.reduce() for peer in (p, q, x)]
+    world.until(lambda: bool(p.running and q.running and x.running))
+    world.drop_to_peers.update("pq")
+    p.finish()
+    q.finish()
+    world.run(0.1)
+    x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
+    world.until(lambda: sums[2].has_ended)
+    world.kill_master("a")
+    world.cut([x], "b")
+    world.drop_to_peers.clear()
+    b = world.masters["b"]
+    world.until(lambda: b.member_names == "pqx")
+    world.filter = lambda to, message: None if to is q and isinstance(message, Decision) else message
+    world.until(lambda: sums[0].has_ended)
+    world.run(0.1)
+    assert sums[0].is_ok and not sums[1].has_ended
+    world.kill_master("b")
+    world.filter = lambda to, message: message
+    world.join([x], "b")
+    world.start_master("b", 900)
+    world.settle(sums[:2])
+    assert sums[1].is_ok, sums
+
+
+def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
+    """S1: p and q know a round that others completed again without them, and come first. s gets the value of r."""
+    world, (p, q, r, s) = one_master("pqrs")
+    j = world.peer("j", ONE)
+    j.connect()
+    world.until(lambda: j.state is State.PENDING)
+    world.run(0.5)
+    world.drop_to_peers.update("rs")
+    asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r, s)]
+    world.until(lambda: asks[0].has_ended and asks[1].has_ended)
+    assert asks[0].result == 1
+    world.kill_peer(j)
+    world.kill_master("m")
+    world.cut([p, q], "m")
+    world.drop_to_peers.clear()
+    world.start_master("m", 500)
+    two = world.masters["m"]
+    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    world.drop_to_peers.add("s")
+    world.until(lambda: asks[2].has_ended)
+    assert asks[2].result == 0 and not asks[3].has_ended
+    world.run(0.1)
+    world.kill_master("m")
+    world.cut([r, s], "m")
+    world.drop_to_peers.clear()
+    world.join([p, q], "m")
+    new = world.start_master("m", 900)
+    world.until(lambda: not new.machine.is_recovering)
+    world.join([r, s], "m")
+    world.settle(asks)
+    check_agreement(asks[2:])
+
+
+def test_three_branches_do_not_remove_each_other() -> None:
+    """S6, L3: each of three has gone on alone, and knows a list. One of them stays."""
+    world, peers = one_master("abc")
+    a, b, c = peers
+    world.cut([b, c], "m")
+    is_led(world, "a")
+    world.kill_master("m")
+    world.cut([a], "m")
+    world.join([b], "m")
+    world.start_master("m", 500)
+    is_led(world, "b")
+    world.kill_master("m")
+    world.cut([b], "m")
+    world.join([c], "m")
+    new = world.start_master("m", 900)
+    world.until(lambda: not new.machine.is_recovering)
+    world.run(0.1)
+    world.kill_master("m")
+    world.join([a, b], "m")
+    world.start_master("m", 1300)
+    world.run(20)
+    assert any(peer.state is State.MEMBER for peer in peers), [peer.machine.error for peer in peers]
+
+
+def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
+    """S6: r has gone on with n without p and q, who come back at a master of their own, and then all come."""
+    world, (p, q, r) = one_master("pqr")
+    world.cut([p, q], "m")
+    is_led(world, "r")
+    n = world.peer("n", ONE)
+    n.connect()
+    world.run(0.5)
+    world.admit([r], [n])
+    world.settle([r.reduce(), n.reduce()])
+    world.kill_master("m")
+    world.cut([r, n], "m")
+    world.join([p, q], "m")
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering)
+    world.run(0.1)
+    world.kill_master("m")
+    world.join([r, n], "m")
+    world.start_master("m", 900)
+    world.run(20)
+    assert r.state is n.state is State.MEMBER, [peer.machine.error for peer in world.peers]
+    world.settle([r.reduce(), n.reduce()])
+
+
+def test_the_last_sync_of_removed_members_does_not_count() -> None:
+    """L3: two of four that were removed have synced later than those who go on; these keep their revision."""
+    world, (p, q, r, s) = one_master("pqrs")
+    world.settle([peer.sync(10, "10") for peer in (p, q, r, s)])
+    world.cut([r, s], "m")
+    is_led(world, "pq")
+    for revision in range(11, 16):
+        world.settle([peer.sync(revision, "pq") for peer in (p, q)])
+    world.kill_master("m")
+    world.cut([p, q], "m")
+    world.join([r, s], "m")
+    world.start_master("m", 500)
+    is_led(world, "rs")
+    world.run(0.2)
+    world.kill_master("m")
+    world.join([p, q], "m")
+    world.start_master("m", 900)
+    world.until(lambda: p.state is q.state is State.CLOSED, what="p and q go")
+    n = world.peer("n", ONE)
+    n.connect()
+    world.run(1)
+    world.admit([r, s], [n])
+    calls = [r.sync(11, "11"), s.sync(11, "11"), n.sync(16, "pq")]
+    world.settle(calls)
+    assert [call.result for call in calls[:2]] == [11, 11], calls
+
+
+@pytest.mark.parametrize("kind", ["round", "outcome"])
+def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
+    """S1: x knows an answer that its master did not live to tell p and q. Those two got on without it, but only p heard
+    of that. q is told the answer that x knows, and then p comes late."""
+    world, (p, q, x) = one_master("pqx")
+    if kind == "round":
+        j = world.peer("j", ONE)
+        j.connect()
+        world.until(lambda: j.state is State.PENDING)
+        world.run(0.5)
+        world.drop_to_peers.update("pq")
+        calls = [peer.topology(TopologyKind.PENDING) for peer in (p, q, x)]
+        world.until(lambda: calls[2].has_ended)
+        world.kill_peer(j)
+    else:
+        for peer in (p, q, x):
+            peer.finishes = False
+        calls = [peer.reduce() for peer in (p, q, x)]
+        world.until(lambda: bool(p.running and q.running and x.running))
+        world.drop_to_peers.update("pq")
+        p.finish()
+        q.finish()
+        world.run(0.1)
+        x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
+        world.until(lambda: calls[2].has_ended)
+    world.kill_master("m")
+    world.cut([x], "m")
+    world.drop_to_peers.clear()
+    two = world.start_master("m", 500)
+    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    world.run(1)
+    world.drop_to_peers.add("q")
+    world.until(lambda: calls[0].has_ended and p.member_names == "pq")
+    assert not calls[1].has_ended
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.cut([p], "m")
+    world.join([x], "m")
+    world.start_master("m", 900)
+    world.until(lambda: calls[1].has_ended)
+    world.join([p], "m")
+    world.run(10)
+    stay = [call for call in calls if call.peer.state is State.MEMBER]
+    assert stay and len({str(call.result) for call in stay}) == 1, (stay, calls)
+
+
+def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None:
+    """S6: b and d have not heard that z was removed, and come first; then c, who has, and reduces with them; then z."""
+    world = World()
+    world.start_master("m", 77)
+    (b,) = world.begin_run("b", ONE)
+    others = [world.peer(name, ONE, group=int(name == "z")) for name in "cdz"]
+    c, d, z = others
+    for peer in others:
+        peer.connect()
+    world.run(0.5)
+    world.admit([b], others)
+    world.cut([z], "m")
+    world.drop_to_peers.update("bd")
+    is_led(world, "bcd")
+    world.kill_master("m")
+    world.cut([c], "m")
+    world.drop_to_peers.clear()
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.join([c], "m")
+    world.settle([peer.reduce() for peer in (b, c, d)])
+    world.join([z], "m")
+    world.until(lambda: z.state is State.CLOSED or c.state is State.CLOSED, what="a removal")
+    assert c.state is State.MEMBER, c.machine.error
+    world.settle([peer.reduce() for peer in (b, c, d)])
+
+
+def test_attempt_of_those_who_go_does_not_stay() -> None:
+    """p, q come first with a running attempt; then r, s, who have gone on without them and forgotten how it ended."""
+    world, (p, q, r, s) = one_master("pqrs")
+    for peer in (p, q, r, s):
+        peer.finishes = False
+    sums = [peer.reduce() for peer in (p, q, r, s)]
+    world.until(lambda: all(peer.running for peer in (p, q, r, s)))
+    world.kill_master("m")
+    world.cut([p, q], "m")
+    world.start_master("m", 500)
+    world.run(0.5)
+    for peer in (r, s):
+        peer.handle(events.ReduceDone(next(iter(peer.running)), error="stalled"))
+    is_led(world, "rs")
+    world.settle(sums[2:])
+    world.validates = False
+    for peer in (r, s):
+        peer.finishes = True
+    for _ in range(1100):
+        world.settle([r.reduce(), s.reduce()])
+    world.kill_master("m")
+    world.cut([r, s], "m")
+    world.join([p, q], "m")
+    new = world.start_master("m", 900)
+    world.until(lambda: not new.machine.is_recovering)
+    world.join([r, s], "m")
+    is_led(world, "rs")
+    again = [r.reduce(), s.reduce()]
+    world.settle(again)
+    assert all(call.is_ok for call in again), again
+
+
+def test_two_runs_and_removed_members_of_one() -> None:
+    """L3: p and q were removed; r alone is a member; n and o have a run of their own that has decided something."""
+    world, (p, q, r) = one_master("pqr")
+    world.settle([peer.reduce() for peer in (p, q, r)])
+    world.cut([p, q], "m")
+    is_led(world, "r")
+    world.kill_master("m")
+    world.cut([r], "m")
+    world.run(5)
+    world.start_master("m", 500)
+    n, o = world.peer("n", ONE), world.peer("o", ONE)
+    n.connect()
+    world.until(lambda: n.state is State.MEMBER)
+    o.connect()
+    world.run(0.5)
+    world.admit([n], [o])
+    world.settle([n.sync(5, "5"), o.sync(5, "5")])
+    world.kill_master("m")
+    world.run(0.2)
+    world.join([p, q, r], "m")
+    world.start_master("m", 900)
+    world.run(20)
+    assert n.state is o.state is State.MEMBER, (n.machine.error, o.machine.error)
+    world.settle([n.sync(6, "6"), o.sync(6, "6")])
