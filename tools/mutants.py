@@ -780,7 +780,7 @@ facts-of-who-comes-too-late-count: protocol.takeover:TakeOver.apply_round (unit 
   + pass
 list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
   S6: whoever came after members were removed goes with these, when they come back and are removed again
-  - r.hello.peer_id not in gone
+  - r.hello.peer_id not in self._gone
   + True
 attempt-left-behind-stays: protocol.takeover:TakeOver.apply (unit tests)
   L1: an attempt of members that are removed has no end, and nobody can call anything at its tag

@@ -58,9 +58,10 @@ class History:
 
         for report in of_run:
             self._note(report)
+        self._gone: list[bytes] = []  # Those of the newest list who are to be removed.
         if all(len(report.hello.masters) <= 1 for report in of_run):  # Else quorums have removed who was removed.
-            gone = self.parted(self.adopted.members)
-            self.adopted = descend(MemberList.of(r) for r in of_run if r.hello.peer_id not in gone)  # Perhaps another.
+            self._gone = self.parted(self.adopted.members)
+            self.adopted = descend(MemberList.of(r) for r in of_run if r.hello.peer_id not in self._gone)
         self.members: tuple[Member, ...] = next(r.members for r in of_run if r.epoch == self.adopted.epoch)
 
     def _forget_facts(self) -> None:
@@ -136,6 +137,8 @@ class History:
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
+        if report.hello.peer_id in self._gone:
+            return False
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
     def parted(self, present: Container[bytes], late: bytes | None = None) -> list[bytes]:

@@ -584,10 +584,10 @@ class Causes(Checker):
         return peer is not None and (peer.run_id not in (NO_ID, run_id) or peer.is_unregistered)
 
     def _is_passed_over(self, node: SimulatedPeer) -> bool:
-        """True if the one master had removed a member by a list that others know."""
+        """True if the one master had removed a member by a list that others know, though it was listed again since."""
         live = self.cluster.live_nodes() if len(self.cluster.masters) == 1 else []
         others = [other.machine for other in live if is_member(other) and other.machine.run_id == node.machine.run_id]
-        later = [other for other in others if other.epoch > node.machine.epoch]
+        later = [other for other in others if other.epoch > node.machine.since]
         return any(all(member.peer_id != node.peer_id for member in other.members) for other in later)
 
 
@@ -621,6 +621,7 @@ class Lineage(Checker):
         self._seen: set[RunKey] = set()  # Those that have been committed.
         self._refused: dict[tuple[bytes, bytes], int] = {}  # By run and peer: the list by which it was refused.
         self._accepted: dict[RunKey, set[bytes]] = {}  # By one address: the peers that have a list.
+        self._planned: set[tuple[bytes, int]] = set()  # Runs and terms in which something was planned.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records lists that are proposed and committed in the middle of a step."""
@@ -629,6 +630,8 @@ class Lineage(Checker):
             self._enter(master, master.key(connection, message.epoch), members)
         elif isinstance(message, MembersCommitted):
             self._commit(master, master.key(connection, message.epoch))
+        elif isinstance(message, Plan):
+            self._planned.add((master.machine.run_id, message.attempt_id >> limits.EPOCH_BITS))
         elif isinstance(message, Refused) and message.refusal is Refusal.UNKNOWN_SESSION:
             node = self.cluster.node_of(connection)
             # Another run that refuses it may admit it as a newcomer later.
@@ -663,10 +666,11 @@ class Lineage(Checker):
         """L3: with one address no revision is lost, though those of a minority that was removed return first.
 
         Unless so many of the last list are gone or away for long that no quorum of it comes; or those who come first
-        were a quorum of an earlier list.
+        were a quorum of an earlier list. Lists of a term in which nothing was planned are passed over.
         """
         parents = self._lists[key].parents
-        earlier = [k for k in self._lists if k[0] == key[0] and k != key]
+        planned = [k for k in self._lists if (k[0], k[1] >> limits.EPOCH_BITS) in self._planned]
+        earlier = [k for k in planned if k[0] == key[0] and k != key]
         lasts = [k for k in reversed(earlier) if 2 * len(self._accepted.get(k, ())) > len(self._lists[k].members)]
         if not parents or not lasts or self._descends(key, lasts[0]):
             return
