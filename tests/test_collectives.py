@@ -194,6 +194,18 @@ def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
     assert trio.all(scatter) == [True] * 3
 
 
+def test_a_result_in_a_matrix_has_the_shape_of_any_other(trio: Run) -> None:
+    """S1: it is there, so nobody gets an error. A matrix always has two dimensions."""
+    size = len(trio.comms)
+
+    def collectives(comm: zpccl.Communicator) -> list[tuple[int, ...]]:
+        recv = np.zeros((size, 2 * size)).view(np.matrix)
+        results = comm.all_gather(np.ones(2), recv), comm.reduce_scatter(np.ones(size), recv)
+        return [result.tensor.shape for result in results]
+
+    assert trio.all(collectives) == [[(size, 2), (1,)]] * size
+
+
 def test_bfloat16_as_uint16_is_scattered(trio: Run) -> None:
     operand = zpccl.ReduceOperandDescriptor(DataType.BFLOAT16)
     one, three = 0x3F80, 0x4040

@@ -756,6 +756,7 @@ def read_only() -> np.ndarray[Any, Any]:
 
 
 shared = np.ones(200, np.float32)
+too_large = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (limits.ELEMENTS_MAX + 1,))  # Nobody looks at it.
 BAD_TENSORS: dict[str, tuple[tuple[Any, ...], str]] = {
     "a list": (([1.0, 2.0],), "list"),
     "None": ((None,), "NoneType"),
@@ -775,6 +776,7 @@ BAD_TENSORS: dict[str, tuple[tuple[Any, ...], str]] = {
     "recv too short": ((ones(5), ones(4)), "recv has 4 elements, send has 5"),
     "recv of another dtype": ((ones(5), ones(5, np.int32)), "INT32, but send has FLOAT"),
     "overlapping": ((shared[:100], shared[50:150]), "share"),
+    "too large": ((too_large, too_large), "too large"),
 }
 
 
@@ -830,6 +832,8 @@ BAD_KEYWORDS: list[tuple[dict[str, Any], str]] = [
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor(DataType.DOUBLE)}, "its descriptor says DOUBLE"),
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor(np.float32)}, "not a zpccl.DataType"),  # type: ignore[arg-type]
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor("float32")}, "not a zpccl.DataType"),  # type: ignore[arg-type]
+    ({"restore": None}, "restore"),
+    ({"restore": "no"}, "restore"),
     ({"quantization_options": QuantizationAlgorithm.MIN_MAX}, "quantization_options"),
     ({"quantization_options": QuantizationOptions(DataType.UINT16)}, "UINT8, INT8, UINT4, INT4"),
     ({"quantization_options": QuantizationOptions(block_size=0)}, "block_size"),
@@ -869,6 +873,7 @@ BAD_CONSTRUCTIONS: list[tuple[dict[str, Any], str]] = [
     ({"p2p_connection_pool_size": -1}, "connections"),
     ({"connections": "4"}, "connections"),
     ({"advertise": "a b"}, "advertise"),
+    ({"advertise": "a" * 300}, "advertise"),  # The master would not take it, which looked as if there were none.
     ({"advertise": 5}, None),  # type: ignore[list-item]  # "5" is a host.
     ({"listen": "host:x"}, "listen"),
     ({"listen": "host:9-5"}, "listen"),

@@ -15,16 +15,19 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 from e2e.harness import loop_of, until
 from e2e.local import local_run
 
 import zpccl
+from zpccl.caller import wait
 from zpccl.control import inflow, master_loop, zap
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine import engine as engines
@@ -116,6 +119,14 @@ def test_an_engine_whose_close_was_interrupted_closes_the_next_time(monkeypatch:
     assert len(os.listdir("/proc/self/task")) < before
 
 
+def test_an_engine_that_is_interrupted_while_it_is_made_ends() -> None:
+    """With its threads and descriptors: nobody has it."""
+    before = len(os.listdir("/proc/self/task")), descriptor_count()
+    with interrupting("check_rc", "call", 1, "engine.py"):
+        Engine()
+    assert (len(os.listdir("/proc/self/task")), descriptor_count()) == before
+
+
 def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
     """L1: the thread of the peer can still answer."""
     with local_run(2) as run:
@@ -125,6 +136,33 @@ def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
         loop = loop_of(run.comms[0])
         assert returns(run.comms[0].close) and not loop._thread.is_alive()
         assert handle.done()
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
+    """L1: at the `number`th function that it calls there. The thread of the peer can still answer all calls."""
+    ends, left = list[bool](), number
+
+    def trace(frame: FrameType, what: str, _: Any) -> None:
+        nonlocal left
+        if wait.__code__ in {caller.f_code for caller, _ in traceback.walk_stack(frame.f_back)}:
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+
+    with local_run(2) as run:
+        comm = run.comms[0]
+        handler = signal.signal(signal.SIGUSR1, lambda *_: ends.append(returns(comm.close)))
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with pytest.raises(zpccl.PCCLError):
+                comm.all_reduce(np.ones(4, np.float32))
+        finally:
+            sys.settrace(before)
+            signal.signal(signal.SIGUSR1, handler)
+    assert ends == [True]
 
 
 def test_a_prefetch_may_be_interrupted() -> None:
@@ -223,6 +261,62 @@ def test_a_peer_without_descriptors_for_another_try_ends(monkeypatch: pytest.Mon
         made.pop()._thread.join(WAIT_S)
         gc.collect()
         assert descriptor_count() == before
+
+
+def test_a_peer_without_descriptors_for_all_of_another_try_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L1: the error refers to the socket that was half made, and a handler of the log may keep the error for long."""
+    watch: Callable[..., Any] = zmq.Socket.get_monitor_socket
+    made: list[object] = []
+
+    def watch_one(dealer: zmq.Socket[bytes], *arguments: Any) -> Any:
+        if made:
+            no_descriptors()
+        made.append(dealer)
+        return watch(dealer, *arguments)
+
+    monkeypatch.setattr(zmq.Socket, "get_monitor_socket", watch_one)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        comm = zpccl.Communicator(f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(zpccl.InternalError, match="too many"):
+            comm.connect(2)
+        assert any(record.exc_info for record in caplog.records)
+        assert returns(comm.close)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("what", ["control.peer_loop.Engine", "control.peer_loop.Waiter", "control.links.reachable_at"])
+def test_the_port_of_a_peer_that_could_not_be_made_is_free(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """L2: for whoever tries again, though he still has the error."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    comm = zpccl.Communicator("127.0.0.1:1", listen=f"127.0.0.1:{port}")
+    monkeypatch.setattr(f"zpccl.{what}", no_descriptors)
+    with pytest.raises(OSError, match="too many") as kept:
+        comm.connect()
+    socket.create_server(("127.0.0.1", port)).close()
+    assert kept.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_peer_whose_links_cannot_begin_ends(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
+    """There is no thread to have; or Ctrl-C comes while it begins."""
+    start, threads = threading.Thread.start, list[threading.Thread]()
+
+    def fail(thread: threading.Thread) -> None:
+        if has_begun:
+            start(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", fail)
+        zpccl.Communicator("127.0.0.1:1").connect()
+    assert [thread.name for thread in threads] == ["zpccl-links"]
+    assert not threads[0].is_alive()
+    gc.collect()  # Warns of an event loop that was not closed.
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

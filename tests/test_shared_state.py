@@ -103,6 +103,16 @@ def test_contents_may_differ_where_that_is_allowed(trio: Run) -> None:
     assert held(states[2])[0] in (1.0, 2.0)  # It is behind, hence receives all.
 
 
+@pytest.mark.parametrize("allowed", [1, np.True_], ids=repr)
+def test_what_is_as_good_as_true_allows_it(trio: Run, allowed: Any) -> None:
+    """It is an attribute that users set. No message can carry these."""
+    states = [state_of(1, a=value) for value in range(3)]
+    for state in states:
+        state.tensor_infos[0].allow_content_inequality = allowed
+    sync(trio, states)
+    assert [held(state) for state in states] == [[0.0], [1.0], [2.0]]
+
+
 def test_many_tensors_of_many_blocks(trio: Run) -> None:
     """S5: 300 tensors, one of several blocks with a ragged end; only blocks that differ travel."""
     big = np.random.default_rng(0).integers(0, 255, 2 * limits.STATE_BLOCK_BYTES + 77, np.uint8)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +19,7 @@ from e2e.local import Run, failure, finish, local_run
 import zpccl
 from zpccl import limits
 from zpccl.caller import wait
+from zpccl.control.calls import Answer
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.state import offers
 from zpccl.state.contents import Contents
@@ -223,7 +223,7 @@ def test_a_call_that_has_waited_long_leaves_no_garbage(monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "SIGNAL_CHECK_INTERVAL_NS", limits.MS)
 
     def call() -> weakref.ref[Any]:
-        tensor, future = np.ones(1000), Future[int]()
+        tensor, future = np.ones(1000), Answer[int]()
         timer = threading.Timer(0.1, future.set_result, [1])
         timer.start()
         assert wait(future, None)

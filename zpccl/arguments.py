@@ -96,7 +96,7 @@ def all_reduce(
     else:
         _check_quantization(options, source.datatype)
     spec = _spec(CollectiveKind.ALL_REDUCE, tag, source, op, options=options, algorithm=Algorithm.parse(algorithm))
-    return _AllReduce(spec=spec, send=source, recv=target, restore=restore, tensor=tensor)
+    return _AllReduce(spec=spec, send=source, recv=target, restore=_restore(restore), tensor=tensor)
 
 
 def all_reduce_of(descriptor: ReduceOpDescriptor, algorithm: str) -> Collective:
@@ -138,7 +138,7 @@ def broadcast(tensor: Any, is_root: bool, tag: int, restore: bool) -> Collective
         raise InvalidArgument(f"is_root is {is_root!r}; say True on the peer whose tensor is sent, False on the others")
     memory = view(local_tensor(tensor), "tensor", writable=not is_root, reads=is_root)
     spec = _spec(CollectiveKind.BROADCAST, tag, memory, is_root=bool(is_root))
-    return Collective(spec=spec, send=memory, recv=memory, restore=restore)
+    return Collective(spec=spec, send=memory, recv=memory, restore=_restore(restore))
 
 
 def barrier(tag: int) -> Collective:
@@ -320,6 +320,8 @@ def _spec(
 ) -> CollectiveSpec:
     if not is_member(op, ReduceOp):
         raise InvalidArgument(f"op {op!r} is not a zpccl.ReduceOp")
+    if memory.count > limits.ELEMENTS_MAX:
+        raise InvalidArgument(f"a tensor of {memory.count} elements is too large; at most {limits.ELEMENTS_MAX} fit")
     return CollectiveSpec(
         tag=checked_int(tag, "tag", 0, limits.TAG_MAX),
         count=memory.count,
@@ -333,6 +335,12 @@ def _spec(
         algorithm=int(algorithm),
         rows=rows,
     )
+
+
+def _restore(restore: Any) -> bool:
+    if not isinstance(restore, (bool, numpy.bool_)):
+        raise InvalidArgument(f"restore is {restore!r}; say True or False")
+    return bool(restore)
 
 
 def _datatype_of(operand: ReduceOperandDescriptor | None) -> DataType | None:

@@ -10,14 +10,11 @@ import operator
 import os
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from typing import Any
 
 from zpccl import limits
-from zpccl.control.calls import PendingCall
+from zpccl.control.calls import Answer, PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage
 from zpccl.protocol.peer import State
@@ -101,11 +98,12 @@ class Caller:
         for call in calls:
             loop.withdraw(call, timed_out=timed_out)
         longest_ns = limits.WITHDRAW_TIMEOUT_NS + limits.PEER_LOOP_TIMEOUT_NS
-        if futures.wait([call.future for call in calls], longest_ns / limits.SECOND).not_done:
+        deadline = time.monotonic() + longest_ns / limits.SECOND
+        if not all(wait(call.future, deadline - time.monotonic()) for call in calls):
             raise InternalError("the thread of the peer hangs, and may still use the tensors of the call")
 
 
-def wait(future: Future[Any], timeout: float | None) -> bool:
+def wait(future: Answer[Any], timeout: float | None) -> bool:
     """True once the future is done; False when the time is up. Wakes at times, for signals."""
     deadline = None if timeout is None else time.monotonic() + timeout
     interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND
@@ -113,22 +111,8 @@ def wait(future: Future[Any], timeout: float | None) -> bool:
         left = interval if deadline is None else min(interval, deadline - time.monotonic())
         if left <= 0:
             return False
-        try:
-            future.exception(left)  # `futures.wait` would make an event for each call.
-        except futures.TimeoutError as error:
-            if not _is_of_future(error):
-                raise  # It is that of a signal handler, and the same class as the built-in TimeoutError.
+        future.wait(left)
     return True
-
-
-def _is_of_future(error: BaseException) -> bool:
-    """True if a future itself has raised it.
-
-    A function of its own: a frame in a variable of `wait` would refer to that of `wait`, and so keep the tensors of the
-    call until garbage is collected.
-    """
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_code is Future.exception.__code__
 
 
 def is_number(value: Any) -> bool:

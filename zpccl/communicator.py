@@ -9,6 +9,7 @@ until a master has settled the old one: one of the same tag, or one that may not
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import os
 import secrets
@@ -275,24 +276,27 @@ class Communicator(Collectives):
             host_size=self._host[1],
             master_timeout_ns=self._master_timeout_ns,
         )
-        loop = PeerLoop(
-            options,
-            tuple(f"tcp://{address}" for address in self._masters),
-            listen_on_first_free(*self._listen),
-            self._connections,
-            self._advertise,
-            self._heartbeat_timeout_ns,
-            self._keys,
-            self._ciphers,
-            None if self._local_sockets is False else listen_locally(peer_id),
-            self._min_world_size,
-        )
-        try:
+        with contextlib.ExitStack() as on_failure:  # Who keeps the error keeps the sockets, and their port.
+            listener = on_failure.enter_context(listen_on_first_free(*self._listen))
+            local_listener = None if self._local_sockets is False else listen_locally(peer_id)
+            if local_listener is not None:
+                on_failure.enter_context(local_listener)
+            loop = PeerLoop(
+                options,
+                tuple(f"tcp://{address}" for address in self._masters),
+                listener,
+                self._connections,
+                self._advertise,
+                self._heartbeat_timeout_ns,
+                self._keys,
+                self._ciphers,
+                local_listener,
+                self._min_world_size,
+            )
+            on_failure.callback(loop.abandon)
             _loops.add(loop)
-            return loop
-        except BaseException:
-            loop.abandon()
-            raise
+            on_failure.pop_all()
+        return loop
 
     @public
     def close(self) -> None:
@@ -497,7 +501,7 @@ class Communicator(Collectives):
         )
         entries = tuple(
             StateEntry(
-                name, tensor.datatype, tensor.count, infos[name].allow_content_inequality, transfer.digests[name]
+                name, tensor.datatype, tensor.count, bool(infos[name].allow_content_inequality), transfer.digests[name]
             )
             for name, tensor in tensors.items()
         )

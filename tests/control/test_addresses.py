@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zpccl import limits
 from zpccl.control import addresses
 from zpccl.control.addresses import (
     addresses_of,
@@ -133,6 +134,16 @@ def test_the_address_towards_the_master_comes_first_and_bridges_last(
         assert reachable_at(listener, "h", ("first:5", "second:5")) == (f"h:{port}", *expected)
 
 
+def test_a_listener_of_ipv4_has_no_other_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody answers, though it is the one from which packets to the master go out."""
+    found = [("eth0", "10.1.2.3"), ("eth0", "2001:db8::1"), ("lo", "127.0.0.1")]
+    monkeypatch.setattr(addresses, "interface_addresses", lambda: found)
+    monkeypatch.setattr(addresses, "source_towards", lambda _: "2001:db8::1")
+    with listen_on_first_free("0.0.0.0", range(1)) as listener:
+        port = listener.getsockname()[1]
+        assert reachable_at(listener, None, ("first:5",)) == (f"127.0.0.1:{port}", f"10.1.2.3:{port}")
+
+
 def test_the_way_to_a_master() -> None:
     assert source_towards("127.0.0.1:9") == "127.0.0.1"
     for nowhere in ("", "nonsense", "no.such.host.invalid:5", "a..b:5"):
@@ -143,6 +154,6 @@ def test_advertised_addresses() -> None:
     assert advertised_address("h", 5) == "h:5"
     assert advertised_address("h:6", 5) == "h:6"
     assert advertised_address("[::1]", 5) == advertised_address("::1", 5) == "[::1]:5"
-    for text in ("a b", "h:", ":5", "h:70000"):
+    for text in ("a b", "h:", ":5", "h:70000", "h" * limits.ADDRESS_CHARS_MAX):  # With its port, that is too long.
         with pytest.raises(InvalidArgument, match="advertise"):
             advertised_address(text, 5)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from brokers import RUN, Broker, say_hello, shake_hands
-from e2e.harness import HANG_SECONDS
+from e2e.harness import HANG_SECONDS, until
 from e2e.strangers import raw, read
 
 from zpccl import limits
@@ -265,3 +267,16 @@ def test_the_port_is_not_shared_with_another_peer() -> None:
         port = int(b.address.rpartition(":")[2])
         with connection, pytest.raises(InvalidUsage, match="no free port"):
             listen_on_first_free("127.0.0.1", range(port, port + 1))
+
+
+def test_a_connection_that_is_reset_before_it_is_adopted_is_closed() -> None:
+    with brokers("b") as (b,), socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        until(lambda: near.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0, "the reset")
+        adopted = asyncio.run_coroutine_threadsafe(b.broker._adopt(near, b""), b.broker._loop)
+        with pytest.raises(OSError, match="not connected"):
+            adopted.result(HANG_SECONDS)
+        assert near.fileno() == -1

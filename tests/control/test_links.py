@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from brokers import RUN, Broker, shake_hands
@@ -87,6 +89,26 @@ def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]
     talk(one.link().sockets, other.link().sockets)
 
 
+def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch, pair: tuple[Broker, Broker]) -> None:
+    """The first is mostly one of IPv6, which may lead nowhere. What came of each is told."""
+    one, other = pair
+    ask = socket.getaddrinfo
+
+    def answer(host: str, *arguments: Any, **keywords: Any) -> Any:
+        if host == "two.test" and not keywords.get("flags"):
+            return [found for each in ("127.0.0.2", "127.0.0.1") for found in ask(each, *arguments, **keywords)]
+        return ask(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    other.meet(one)
+    port = other.address.rpartition(":")[2]
+    one.meet(other, f"two.test:{port}", dial=True)
+    talk(one.link().sockets, other.link().sockets)
+    one.broker.close_link(other.peer_id)
+    one.meet(other, "two.test:1", dial=True)
+    assert one.failure() == "two.test:1 at 127.0.0.2: refused; two.test:1 at 127.0.0.1: refused"
+
+
 @pytest.mark.parametrize("addresses", [(), ("127.0.0.1:1",), ("nonsense", "a..b:5")])
 def test_a_dial_that_fails_is_reported_and_may_be_repeated(
     pair: tuple[Broker, Broker], addresses: tuple[str, ...]
@@ -118,6 +140,28 @@ def test_a_link_of_which_one_connection_breaks_is_none(pair: tuple[Broker, Broke
     one.meet(other, dial=True)
     talk(one.link().sockets, other.link().sockets)
     assert other.links.empty()
+
+
+def test_a_lack_of_descriptors_does_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pair: tuple[Broker, Broker]
+) -> None:
+    """It may last for days, and whoever connects can bring it about."""
+    one, other = pair
+    accept, tries = socket.socket.accept, list[int]()
+
+    def fail_at_first(listener: socket.socket) -> Any:
+        tries.append(len(tries))
+        if len(tries) <= 10:
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(limits, "RECONNECT_INTERVAL_NS", limits.MS)
+    monkeypatch.setattr(limits, "REFUSALS_LOGGED_MAX", 3)
+    monkeypatch.setattr(socket.socket, "accept", fail_at_first)
+    other.meet(one)
+    one.meet(other, dial=True)
+    talk(one.link().sockets, other.link().sockets)
+    assert len([record for record in caplog.records if "cannot accept" in record.getMessage()]) == 3
 
 
 def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> None:

@@ -31,6 +31,7 @@ from workers import start_fork_server
 
 import zpccl
 from zpccl.cli.master import main as master_main
+from zpccl.control.calls import Answer
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import Engine
 
@@ -116,7 +117,8 @@ def is_over(handle: zpccl.AsyncReduceHandle) -> bool:
 
 def is_waited_for(handle: zpccl.AsyncReduceHandle) -> bool:
     """True while a thread is in `wait`."""
-    return bool(handle._call.future._condition._waiters)  # type: ignore[attr-defined]
+    frames, answer = sys._current_frames().values(), handle._call.future
+    return any(frame.f_code is Answer.wait.__code__ and frame.f_locals["self"] is answer for frame in frames)
 
 
 def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> list[T]:

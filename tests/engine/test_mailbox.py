@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -106,3 +109,15 @@ def test_a_mailbox_outlives_its_channel_and_its_engine(mesh: Mesh) -> None:
     b.close()
     mailbox.put("end")
     assert mailbox.take(later_ns()) == ["end"]
+
+
+def test_a_mailbox_without_a_descriptor_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its end is no second error."""
+
+    def no_descriptors(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "eventfd", no_descriptors)
+    with pytest.raises(OSError, match="too many"):
+        Mailbox()
+    gc.collect()

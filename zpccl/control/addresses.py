@@ -30,8 +30,10 @@ def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:
     """Host and port of "host:port" or "[ipv6]:port". Port 0 means any.
 
     Raises:
-        InvalidArgument: the text is not of this form.
+        InvalidArgument: the text is not of this form, or longer than any address.
     """
+    if len(str(text)) > limits.ADDRESS_CHARS_MAX:
+        raise InvalidArgument(f"{what} {text!r} has more than {limits.ADDRESS_CHARS_MAX} characters")
     match = _ADDRESS.match(str(text))
     if match is None or int(match["port"]) > 65535 or not _is_ipv6(match["v6"] or "::"):
         raise InvalidArgument(f'{what} {text!r} is not of the form "host:port" or "[ipv6]:port"')
@@ -248,7 +250,9 @@ def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequen
         found = {
             host: _is_bridge(name)
             for name, host in interface_addresses()
-            if not ipaddress.ip_address(host).is_link_local and (host != "::1" or host == likely)
+            if not ipaddress.ip_address(host).is_link_local
+            and (host != "::1" or host == likely)
+            and (listener.family == socket.AF_INET6 or ":" not in host)
         }
         hosts = sorted(found, key=lambda host: (host != likely, found[host], not is_loopback(host), ":" in host))
         addresses += [format_address(host, port) for host in hosts]

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan, TreeLane
 from zpccl.engine.tensors import NO_MEMORY, TensorView
@@ -19,9 +19,27 @@ from zpccl.protocol.rings import owners_of
 from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
+T = TypeVar("T")
 
-class Answer(Future[int]):
-    """The answer to a call."""
+
+class Answer(Future[T]):
+    """The answer to a call.
+
+    Who waits for it holds no lock while Python looks for signals: their handler may close the peer, and waits for the
+    thread of the peer, which takes the lock of a `Future` to answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_due = is_due = threading.Lock()  # Locked until the answer is there.
+        is_due.acquire()
+        self.add_done_callback(lambda _: is_due.release())
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for so long at most. True once it is there."""
+        if self._is_due.acquire(timeout=seconds):
+            self._is_due.release()  # For others. If Ctrl-C comes here, they find that it is done when their time is up.
+        return self.done()
 
     def done(self) -> bool:
         """True once it is there. Takes no lock, unlike that of its class: Ctrl-C could leave it locked for ever where
@@ -53,7 +71,7 @@ class PendingCall:
     recv: TensorView = NO_MEMORY
     restore: bool = True
     transfer: StateTransfer | None = None
-    future: Answer = field(default_factory=Answer, init=False)
+    future: Answer[int] = field(default_factory=Answer, init=False)
     call_id: int | None = field(default=None, init=False)
     peers: tuple[tuple[bytes, str], ...] = field(default=(), init=False)
     place: int = field(default=-1, init=False)

@@ -2,6 +2,7 @@
 
 The local socket of the peer comes first, then its likely address, which is the first one that it and the master name;
 each has a head start of ADDRESS_STAGGER, which ends early if it fails. Then all others are dialled at the same time.
+A name that has several addresses stands for all of them: one of IPv6 may lead nowhere.
 The first one where the right peer accepts is taken, and the others are closed. `Results` keeps what came of each
 address, for the error and the log.
 
@@ -23,7 +24,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from zpccl import limits
 from zpccl.control.addresses import (
@@ -61,6 +62,9 @@ _TEXTS = {
     errno.EHOSTUNREACH: "unreachable (no route to the host)",
 }
 
+_Target: TypeAlias = tuple[int, Any]
+"""The family of an address, and what its sockets connect to."""
+
 
 @dataclass(frozen=True)
 class Dialled:
@@ -89,6 +93,10 @@ class Results:
     def begin(self, address: str) -> None:
         """The address is dialled."""
         self._by_address[address] = _UNANSWERED
+
+    def resolved(self, name: str) -> None:
+        """It is a name, whose addresses are dialled instead."""
+        del self._by_address[name]
 
     def connected(self, address: str) -> None:
         """Somebody has accepted the TCP connection."""
@@ -147,7 +155,8 @@ class Dialler:
         dialled = [first]
         try:
             hellos = [dataclasses.replace(first.hello, index=index) for index in range(1, first.hello.count)]
-            dialled += await _all_or_none([self._dial_one(address, hello, secrets) for hello in hellos])
+            target = first.connection.family, first.connection.getpeername()
+            dialled += await _all_or_none([self._dial_target(target, hello, secrets) for hello in hellos])
             if len({one.transcript.cipher for one in dialled}) > 1:
                 raise HandshakeError("the other side chose another cipher for each connection")
             may_commit()
@@ -172,16 +181,18 @@ class Dialler:
         self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets, results: Results
     ) -> tuple[str, Dialled]:
         """The first address where the right peer answers, and the connection to it."""
-        tries: dict[asyncio.Task[Dialled], str] = {}
+        tries: dict[asyncio.Task[Dialled | list[_Target]], str] = {}
         local = [local_address(neighbour.peer_id)] if self._dials_locally else []
         others = neighbour.addresses[1:]
-        waiting: list[Sequence[str]] = [group for group in (local, neighbour.addresses[:1], others) if group]
+        waiting: list[Sequence[str | tuple[str, _Target]]]
+        waiting = [group for group in (local, neighbour.addresses[:1], others) if group]
         try:
             while waiting or tries:
                 group = waiting.pop(0) if waiting else ()
-                for address in group:
+                for one in group:
+                    address, target = one if isinstance(one, tuple) else (one, None)
                     results.begin(address)
-                    tries[self._loop.create_task(self._dial_one(address, hello, secrets, results))] = address
+                    tries[self._loop.create_task(self._dial_one(address, target, hello, secrets, results))] = address
                 if group and group is others and hello.generation == 0:  # The first of them is the one that was seen.
                     name = f"{others[0]} from our port"
                     results.begin(name)
@@ -190,36 +201,49 @@ class Dialler:
                 done, _ = await asyncio.wait(tries, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     error, address = task.exception(), tries[task]
-                    if error is None:
-                        del tries[task]
-                        return address, task.result()
                     del tries[task]
-                    results.failed(address, error)
+                    if error is not None:
+                        results.failed(address, error)
+                        continue
+                    found = task.result()
+                    if isinstance(found, Dialled):
+                        return address, found
+                    results.resolved(address)
+                    waiting.insert(0, [(f"{address} at {target[0]}", (family, target)) for family, target in found])
             raise HandshakeError("none of its addresses works" if neighbour.addresses else "it gave no address")
         finally:
             for task in tries:
                 task.cancel()
                 task.add_done_callback(_close_result)
 
-    async def _resolve(self, address: str) -> tuple[int, Any]:
-        """The family of an address, and what its sockets connect to."""
+    async def _resolve(self, address: str) -> list[_Target]:
+        """What an address stands for."""
         if is_local_address(address):
-            return socket.AF_UNIX, address
+            return [(socket.AF_UNIX, address)]
         host, port = parse_address(address)
         try:  # A number needs no thread that asks a name server.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, _, _, _, target = found[0]
-        return family, target
+        return [(family, target) for family, _, _, _, target in found[: limits.ADDRESSES_PER_PEER_MAX]]
 
     async def _dial_one(
-        self, address: str, hello: LinkHello, secrets: Secrets, results: Results | None = None
+        self, address: str, target: _Target | None, hello: LinkHello, secrets: Secrets, results: Results
+    ) -> Dialled | list[_Target]:
+        """Dials an address, at `target` if that is known. Returns the targets of a name that has several."""
+        if target is None:
+            targets = await self._resolve(address)
+            if len(targets) > 1:
+                return targets
+            target = targets[0]
+        return await self._dial_target(target, hello, secrets, lambda: results.connected(address))
+
+    async def _dial_target(
+        self, target: _Target, hello: LinkHello, secrets: Secrets, on_connected: Callable[[], None] = lambda: None
     ) -> Dialled:
-        connection = await self._connect(address)
+        connection = await self._connect(target)
         try:
-            if results is not None:
-                results.connected(address)
+            on_connected()
             if hello.count == 0:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
@@ -232,7 +256,7 @@ class Dialler:
     async def _open_together(self, address: str, hello: LinkHello, secrets: Secrets) -> Dialled:
         """Dials from the port at which this peer listens, as the other end may do at the same time."""
         await asyncio.sleep(_OPEN_TOGETHER_DELAY_S)
-        connection = await self._connect(address, beside=self._listener)
+        connection = await self._connect((await self._resolve(address))[0], beside=self._listener)
         try:
             hello = dataclasses.replace(hello, count=1)
             answer = await self._greet(connection, hello, secrets)
@@ -247,16 +271,16 @@ class Dialler:
             connection.close()
             raise
 
-    async def _connect(self, address: str, *, beside: socket.socket | None = None) -> socket.socket:
+    async def _connect(self, target: _Target, *, beside: socket.socket | None = None) -> socket.socket:
         """A connection to an address, from the port of the listener `beside` if there is one."""
-        family, target = await self._resolve(address)
+        family, address = target
         connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
             connection.setblocking(False)
             let_pass_descriptors(connection, allowed=False)
             if beside is not None:
                 bind_beside(connection, beside)
-            await self._loop.sock_connect(connection, target)
+            await self._loop.sock_connect(connection, address)
             self.choose_congestion_control(connection)
         except BaseException:
             connection.close()

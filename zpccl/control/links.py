@@ -221,8 +221,16 @@ class LinkBroker:
         self._loop = asyncio.new_event_loop()
         self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
+        self._has_begun = threading.Lock()  # Held by the first: the thread, or who ends everything before it has begun.
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # There is no thread to have, or Ctrl-C came meanwhile.
+            if self._has_begun.acquire(blocking=False):
+                self._loop.close()
+            else:
+                self.close()
+            raise
 
     def set_run(self, run_id: bytes) -> None:
         """Tells the run that this peer is registered in; links are of one run."""
@@ -269,6 +277,8 @@ class LinkBroker:
     # --- In the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if not self._has_begun.acquire(blocking=False):
+            return
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._accept_until_stopped())
@@ -319,7 +329,7 @@ class LinkBroker:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
             return
         except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
-            logger.warning("cannot accept a data connection: %s", error)
+            self._refusals.write(logging.WARNING, f"cannot accept a data connection: {error}", time.monotonic_ns())
             self._loop.remove_reader(listener)
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again, listener)
             return
@@ -329,7 +339,12 @@ class LinkBroker:
 
     async def _adopt(self, connection: socket.socket, hello: bytes) -> None:
         """Accepts a connection that this side dialled, and the other side too. Waits for the end of its handshake."""
-        task = self._begin_handshake(connection, connection.getpeername()[0], hello)
+        try:
+            host = connection.getpeername()[0]
+        except OSError:  # It was reset a moment ago.
+            connection.close()
+            raise
+        task = self._begin_handshake(connection, host, hello)
         if task is not None:
             await asyncio.wait([task])
 

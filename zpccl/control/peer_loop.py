@@ -30,7 +30,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -40,7 +40,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import is_name
-from zpccl.control.calls import PendingCall
+from zpccl.control.calls import Answer, PendingCall
 from zpccl.control.connection_count import places_for, senders_for
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
@@ -155,7 +155,7 @@ class PeerLoop:
         self._link_ids: dict[bytes, int] = {}
         self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
         self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
-        self._measurements: Future[Measurements] | None = None  # For all who wait for them.
+        self._measurements: Answer[Measurements] | None = None  # For all who wait for them.
         self._has_begun = self._is_closing = self._is_closed = False
         self.is_dropped = False  # Left by its communicator, which is no more.
         self.engine = Engine()
@@ -289,11 +289,11 @@ class PeerLoop:
         elif is_closed:
             self._refuse([call])
 
-    def ask_measurements(self) -> Future[Measurements]:
+    def ask_measurements(self) -> Answer[Measurements]:
         """Asks the master for its measurements. All who ask before they come share one future."""
         with self._lock:
             if self._measurements is None:
-                future: Future[Measurements] = Future()
+                future: Answer[Measurements] = Answer()
                 if not self._post(events.MeasurementsCalled()):
                     future.set_exception(self._machine.error or InternalError("the peer has ended"))
                 self._measurements = future  # Now: whoever finds it waits for an answer.
@@ -831,7 +831,7 @@ class PeerLoop:
             measurements.set_exception(self._machine.error or InternalError("the peer has ended"))
         self._close_socket()
         self._waiter.close()
-        self._context.term()
+        self._context.destroy(linger=0)  # With a socket that was half made, which would be waited for for ever.
         os.close(self._wakeup)
 
 

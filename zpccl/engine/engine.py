@@ -375,8 +375,13 @@ class Engine:
             },
         )
         result = ffi.new("zp_engine **")
-        check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
-        self._handle = _Handle(result[0])
+        try:
+            check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
+            self._handle = _Handle(result[0])
+        except BaseException:
+            if result[0] and not hasattr(self, "_handle"):  # Ctrl-C came in between.
+                lib.zp_engine_close(result[0])
+            raise
         self._fd: int = lib.zp_engine_fd(result[0])
         _open_engines.add(self)
 

@@ -27,7 +27,8 @@ class Mailbox:
         self._poll.register(self._fd, select.POLLIN)
 
     def __del__(self) -> None:  # Not before: whoever may still put something holds it.
-        os.close(self._fd)
+        if hasattr(self, "_fd"):  # Else there was no descriptor to have.
+            os.close(self._fd)
 
     def fileno(self) -> int:
         """The eventfd that is written when there is something new. `Engine.open_channel` needs it."""

@@ -127,8 +127,8 @@ def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[A
 
 def first_elements(tensor: Any, count: int, shape: tuple[int, ...]) -> Any:
     """The first `count` elements of a contiguous tensor in a new shape, without a copy."""
-    if is_torch_tensor(tensor):
-        tensor = tensor.detach()
+    # A sub-class of ndarray may have shapes of its own: a matrix never has but two dimensions.
+    tensor = tensor.detach() if is_torch_tensor(tensor) else sys.modules["numpy"].asarray(tensor)
     return tensor.reshape(-1)[:count].reshape(shape)
 
 

@@ -211,6 +211,7 @@ class PeerMachine:
     Attributes:
         state: where it stands in the run.
         epoch, members: the latest member list, each group in ring order.
+        since: the epoch of the first list with this peer.
         error: why it is closed, once it is.
     """
 

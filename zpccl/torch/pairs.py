@@ -25,6 +25,7 @@ from zpccl import limits
 from zpccl.caller import wait
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
+from zpccl.control.calls import Answer
 from zpccl.engine.devices import device_of
 from zpccl.engine.tensors import is_on_gpu
 from zpccl.errors import InternalError, InvalidUsage, OperationTimeout, PCCLError
@@ -41,7 +42,7 @@ class Message:
     """A broadcast that begins once the two ranks have met, and messages before it are done. See `AsyncReduceHandle`."""
 
     def __init__(self) -> None:
-        self._begun: Future[AsyncReduceHandle] = Future()
+        self._begun: Answer[AsyncReduceHandle] = Answer()
         self._ended: Future[None] = Future()
         self._error: PCCLError | None = None
 
