@@ -6,11 +6,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
-from zpccl.engine.devices import Staging, Wait
+from zpccl.engine.devices import CudaDevice, Staging, Wait
 
 
 class FakeTensor:
@@ -43,7 +44,7 @@ class FakeDevice:
         if isinstance(tensor, FakeTensor):
             return tensor.secret.view(np.uint8).data
         torch = sys.modules["torch"]  # A tensor that only says that it is on a device.
-        return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+        return memoryview(CudaDevice.bytes_of(cast(CudaDevice, SimpleNamespace(_torch=torch)), tensor).numpy())
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         torch = sys.modules["torch"]

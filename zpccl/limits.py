@@ -209,6 +209,7 @@ STRAGGLER_WARNING_NS = 10 * SECOND
 STRAGGLER_LINES_MAX = 8
 """Operations named in the log at the same time; the rest is counted."""
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
+STRAGGLER_TIMEOUT_MAX_NS = 86_400 * SECOND
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that is unreachable."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND
@@ -489,8 +490,9 @@ PROGRESS_WINDOW_NS = 4 * SECOND
 # --- Torch ----------------------------------------------------------------------------------------------------------
 TORCH_TAGS_PER_SIGNATURE_MAX = 16
 """Equal collectives of a torch process group that run at the same time; one more waits for the first of them."""
-TORCH_CALLBACK_THREADS_MAX = 4
-"""Threads of a process group that complete futures and run their callbacks. So deep may callbacks wait for others."""
+TORCH_CALLBACK_THREADS_MAX = CALLS_IN_FLIGHT_MAX
+"""Threads of a process group that complete futures and run their callbacks, made when none is idle. Each callback may
+wait for another collective, and the future of that needs one more."""
 TORCH_MASTER_TIMEOUT_NS = 10 * SECOND
 """How long a process group waits for a master that lives in the process of one of its ranks, once that is gone."""
 TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND

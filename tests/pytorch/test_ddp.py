@@ -67,6 +67,28 @@ def test_a_program_may_end_without_destroying_its_groups() -> None:
         assert [processes.end(rank) for rank in range(2)] == ["[4.0, 4.0, 4.0] [0, 1]\n"] * 2
 
 
+CHECKPOINTS = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as checkpoint, zpccl.torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+dist.init_process_group("zpccl")
+model = torch.nn.Linear(2, 2)
+whole = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
+set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+state = model.state_dict()
+checkpoint.async_save(state, checkpoint_id=sys.argv[1]).result()
+model.weight.data.zero_()
+checkpoint.load(state, checkpoint_id=sys.argv[1])
+print(model.weight.tolist(), model.bias.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_checkpoints_of_torch(tmp_path: Path) -> None:
+    """In the background, and from what rank 0 has: torch asks for which devices the group is."""
+    with Processes(CHECKPOINTS, 2, str(tmp_path)) as processes:
+        assert [processes.end(rank) for rank in range(2)] == ["[[1.0, 1.0], [1.0, 1.0]] [1.0, 1.0]\n"] * 2
+
+
 LOSS = """
 import sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("zpccl")

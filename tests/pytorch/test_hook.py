@@ -200,6 +200,44 @@ def test_parameters_of_another_model_are_refused() -> None:
             hook.fault_tolerant_hook(None, parameters)
 
 
+BRANCHES = """
+import os, sys, torch, torch.distributed as dist, zpccl, zpccl.torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+rank = int(os.environ["RANK"])
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
+
+    def forward(self, branch):
+        return 2.0 ** rank * self.branches[branch].sum()
+
+with zpccl.Communicator() as comm:
+    while comm.world_size < 2:
+        comm.update_topology()
+    for is_view in (False, True):
+        model = torch.nn.parallel.DistributedDataParallel(
+            Branches(), find_unused_parameters=True, gradient_as_bucket_view=is_view
+        )
+        weight = {"None": None, "equal": lambda: 1.0, "first": lambda: 1.0 - rank}[sys.argv[1]]
+        model.register_comm_hook(None, zpccl.torch.fault_tolerant_hook(comm, model.parameters(), samples=weight))
+        for branch, to_none in ((rank, True), (rank, True), (rank, False), (0, True)):
+            model.zero_grad(set_to_none=to_none)
+            model(branch).backward()
+            print(*("none" if each.grad is None else each.grad[0].item() for each in model.module.branches))
+"""
+
+
+@pytest.mark.parametrize(("weights", "means"), [("None", "0.5 1.0"), ("equal", "0.5 1.0"), ("first", "1.0 0.0")])
+def test_all_get_the_gradients_of_parameters_that_some_have_not_used(weights: str, means: str) -> None:
+    """S1: as with other backends. One that nobody has used is left alone."""
+    with a_master() as address, Processes(BRANCHES, 2, weights, ZPCCL_MASTER=address) as two:
+        ends = [two.end(rank).splitlines() for rank in range(2)]
+    expected = [f"{means} none"] * 3 + ["1.0 none none" if weights == "first" else "1.5 none none"]
+    assert ends == [expected * 2] * 2
+
+
 PROGRAM = """
 import hashlib, os, sys, threading, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -59,6 +59,26 @@ def test_a_callback_waits_for_others_though_the_group_has_just_ended() -> None:
     assert ended.wait(5)
 
 
+def test_callbacks_of_many_collectives_wait_for_one() -> None:
+    """L1: it is the last that ends, and its future needs a thread, too."""
+    configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
+    messages = [Message() for _ in range(20)]
+    *futures, last = [Work(configuration, [Part(message)], [], 1, 5).get_future() for message in messages]
+    has_ended, callbacks = threading.Event(), threading.Semaphore(0)
+    last.add_done_callback(lambda _: has_ended.set())
+
+    def callback(_: Any) -> None:
+        if has_ended.wait(20):
+            callbacks.release()
+
+    for future in futures:
+        future.add_done_callback(callback)
+    for message in messages:
+        message.fail(zpccl.InvalidUsage("it has ended"))
+    assert all(callbacks.acquire(timeout=20) for _ in futures)
+    configuration.leave(zpccl.InvalidUsage("it ends"), is_orderly=False)
+
+
 def test_a_message_is_answered_whatever_the_meeting_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """L1: others that wait behind it, too."""
 

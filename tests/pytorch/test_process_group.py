@@ -16,6 +16,7 @@ from e2e.local import local_run
 from fake_device import FakeDevice
 
 import zpccl
+from zpccl import limits
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -315,6 +316,20 @@ def test_a_lost_rank_fails_messages(have_met: bool) -> None:
             assert isinstance(groups.failure(lambda group=group: group.send([torch.ones(1)], 0, 0)), zpccl.PCCLError)
 
 
+def test_more_messages_than_a_peer_may_have_calls() -> None:
+    """L1: of as many tags, so that none of them waits for another one of its own."""
+    count = limits.CALLS_IN_FLIGHT_MAX + 50
+    with groups.local_ranks(2) as ranks:
+
+        def run(group: Any, rank: int) -> list[float]:
+            tensors = [torch.full((1,), float(i * (1 - rank))) for i in range(count)]
+            works = [(group.recv if rank else group.send)([each], 1 - rank, i) for i, each in enumerate(tensors)]
+            assert all(work.wait() for work in works)
+            return [float(tensor) for tensor in tensors]
+
+        assert ranks.all(run) == [[float(i) for i in range(count)]] * 2
+
+
 def test_a_message_that_nobody_receives() -> None:
     """L1: `wait` ends at its timeout, and the group with it."""
     with groups.local_ranks(2) as ranks:
@@ -386,6 +401,21 @@ def test_tensors_on_a_gpu(ranks: Any, gpu: FakeDevice) -> None:
     marks = [entry[1] for entry in gpu.log if entry[0] == "behind"]
     assert len(set(marks)) == len(marks), "each finishes behind the mark of its own call"
     assert marks and "wait" in [entry[0] for entry in gpu.log], "and is waited for"
+
+
+def test_one_element_with_gaps_on_a_gpu(gpu: FakeDevice) -> None:
+    """S1: a column of one row, which torch calls contiguous whatever its strides are."""
+    with groups.local_ranks(2) as ranks:
+
+        def run(group: Any, rank: int) -> Any:
+            column = gpus.on_gpu(torch.full((1, 7), float(rank + 1)))[:, 3]
+            assert column.is_contiguous() and column.stride() == (7,)
+            group.allreduce([column]).wait()
+            outputs = [gpus.on_gpu([0.0]) for _ in range(2)]
+            group.allgather([outputs], [column]).wait()
+            return [gpus.on_cpu(each).tolist() for each in (column, *outputs)]
+
+        assert ranks.all(run) == [[[3.0]] * 3] * 2
 
 
 @pytest.mark.parametrize("gpu_rank", [0, 1])
@@ -607,6 +637,12 @@ def test_a_rank_that_never_calls_fails_a_future() -> None:
         assert done.wait(60)
         with pytest.raises(RuntimeError):
             future.wait()
+
+
+def test_a_group_may_wait_longer_than_a_master() -> None:
+    """Which waits a day for a rank at most. Programs that want no timeout give a long one."""
+    master = rendezvous._publish_master(dist.HashStore(), timedelta(days=300), is_default=False)
+    master.interrupt()
 
 
 def test_not_all_ranks_come() -> None:

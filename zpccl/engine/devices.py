@@ -76,7 +76,8 @@ class CudaDevice:
 
     def bytes_of(self, tensor: Any) -> Any:
         """An alias of the tensor, of bytes in one dimension."""
-        return tensor.detach().view(-1).view(self._torch.uint8)
+        # A tensor of one element is contiguous whatever its strides are, and `view` would keep them.
+        return tensor.detach().as_strided((tensor.numel(),), (1,)).view(self._torch.uint8)
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         """Of torch's allocator for the GPU."""

@@ -6,7 +6,7 @@ has been issued belongs to its configuration: it fails with that, and does not t
 
 Threads: any may call. The lock guards error, tags and pairs; nothing waits under it, unless a signal handler ends the
 configuration there. So the peer's thread, for whose end that waits, does not take it. Futures are completed, and their
-callbacks run, in a few threads of the configuration.
+callbacks run, in threads of the configuration, of which there are as many as wait at a time.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ the backward pass. In return a step is averaged over the same peers for all para
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -74,6 +75,10 @@ class FaultTolerantHook:
             raise InvalidArgument("the parameters are on several devices; the hook is for those on one")
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
         self._parameters = trained  # Keeps the ids theirs.
+        self._used: set[int] = set()  # Places of parameters that have got a gradient in this step.
+        for place, parameter in enumerate(trained):
+            noting = parameter.register_post_accumulate_grad_hook(_noter(self._used, place))
+            weakref.finalize(self, noting.remove)
         self._gradients: dict[int, Any] = {}
         self._buckets: list[tuple[Any, Any]] = []
         self._memory: dict[Any, tuple[Any, Any]] = {}
@@ -99,26 +104,31 @@ class FaultTolerantHook:
                 f"DDP reduces {len(self._gradients)} gradients, the hook was made for {len(self._parameters)}; give the"
                 " parameters of the model that DDP wraps"
             )
-        gradients = [self._gradients[place] for place in range(len(self._parameters))]
         weight = float(self._samples()) if self._samples is not None else None
         if weight is not None and not 0 <= weight < math.inf:
             raise InvalidArgument(f"samples() has returned {weight}; it must be a finite number that is not negative")
-        dtypes = sorted({gradient.dtype for gradient in gradients}, key=str)
-        for i, dtype in enumerate(dtypes):
-            self._average([gradient for gradient in gradients if gradient.dtype is dtype], dtype, weight, self._tag + i)
+        places: dict[Any, list[int]] = {}  # By dtype.
+        for place in range(len(self._parameters)):
+            places.setdefault(self._gradients[place].dtype, []).append(place)
+        for i, dtype in enumerate(sorted(places, key=str)):
+            self._average(places[dtype], dtype, weight, self._tag + i)
+        self._used.clear()
         for future, buffer in self._buckets:
             future.set_result(buffer)
         self._gradients, self._buckets = {}, []
 
-    def _average(self, gradients: list[Any], dtype: Any, weight: float | None, tag: int) -> None:
-        """Averages gradients of one dtype, in place."""
+    def _average(self, places: list[int], dtype: Any, weight: float | None, tag: int) -> None:
+        """Averages gradients of one dtype, in place. Behind them travels, of each, whether this peer has used it."""
+        gradients = [self._gradients[place] for place in places]
         count = sum(gradient.numel() for gradient in gradients)
+        flags = slice(count, count + len(places))
         wire = torch.float32 if weight is not None and dtype.itemsize < torch.float32.itemsize else dtype
         if dtype not in self._memory:
-            size = count + (weight is not None)
+            size = flags.stop + (weight is not None)
             self._memory[dtype] = tuple(gradients[0].new_empty(size, dtype=wire) for _ in range(2))
         send, recv = self._memory[dtype]
         torch.cat([gradient.reshape(-1).to(wire) for gradient in gradients], out=send[:count])
+        send[flags].copy_(torch.tensor([place in self._used for place in places], device="cpu"))
         if weight is None:
             self._all_reduce(send, recv, ReduceOp.AVG, tag)
         else:
@@ -126,12 +136,28 @@ class FaultTolerantHook:
                 send[:count] *= weight
             else:
                 send[:count] = 0  # Also of what is not finite, as the mean of no samples may be.
-            send[count] = weight
+            send[-1] = weight
             self._all_reduce(send, recv, ReduceOp.SUM, tag)
-            if recv[count] > 0:
-                recv[:count] /= recv[count].clone()
+            if recv[-1] > 0:
+                recv[:count] /= recv[-1].clone()
         for gradient, part in zip(gradients, recv[:count].split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+        if not self._used.issuperset(places):
+            self._give_to_unused(places, recv[flags].tolist())
+
+    def _give_to_unused(self, places: list[int], used: list[float]) -> None:
+        """Gives parameters their gradients that this peer has not used, but others have (`used` is above 0).
+
+        DDP asks its own process group whether others have, which is this process alone; so it leaves them out.
+        """
+        for place, flag in zip(places, used, strict=True):
+            if place in self._used or not flag > 0:
+                continue
+            parameter, gradient = self._parameters[place], self._gradients[place]
+            if parameter.grad is None:
+                parameter.grad = gradient.clone()
+            else:
+                parameter.grad.copy_(gradient)
 
     def _all_reduce(self, send: Any, recv: Any, op: ReduceOp, tag: int) -> None:
         """All-reduces with those who are there. Each try that fails has lost a peer, so there are not many."""
@@ -152,6 +178,10 @@ class FaultTolerantHook:
                 return
             if not isinstance(failed, PeerLost):
                 raise failed
+
+
+def _noter(used: set[int], place: int) -> Callable[[Any], None]:
+    return lambda _: used.add(place)
 
 
 FaultTolerantHook.__call__.__annotations__.clear()  # DDP would compare them with its own classes, and they are texts.

@@ -108,6 +108,7 @@ class Pair:
         self._counts: Counter[tuple[bool, int]] = Counter()  # Messages so far, by direction and tag.
         self._latest: dict[int, Message] = {}  # By tag of the call.
         self._waiting: set[Message] = set()  # Those that have neither begun nor failed.
+        self._room = threading.Semaphore(limits.calls_in_flight_max(2))  # For messages that have begun.
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None comes last.
         self._store, self._timeout = store, timeout
         threading.Thread(target=self._run, name="zpccl-pair", daemon=True).start()
@@ -138,12 +139,18 @@ class Pair:
                 if self._take(message):
                     message.fail(as_own(error))
                 return
-            if self._take(message):
-                try:
-                    with behind:
-                        message.begin(communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag))
-                except Exception as error:  # noqa: BLE001 - handed to who waits for the message
-                    message.fail(as_own(error))
+            self._room.acquire()  # What has begun ends when the pair is closed.
+            if not self._take(message):
+                return self._room.release()
+            try:
+                with behind:
+                    handle = communicator.broadcast_async(memory, is_root=is_sender, tag=call_tag)
+            except Exception as error:  # noqa: BLE001 - handed to who waits for the message
+                self._room.release()
+                message.fail(as_own(error))
+            else:
+                handle.add_done_callback(self._room.release)
+                message.begin(handle)
 
         reference = weakref.ref(message)
         message.add_done_callback(lambda: self._forget(call_tag, reference))

@@ -208,6 +208,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self
 
     _get_backend = get_backend
+
+    @property
+    def _device_types(self) -> list[Any]:
+        """The devices whose tensors the group takes. torch asks when it saves or loads checkpoints."""
+        return [torch.device("cpu"), torch.device("cuda")]
+
     supports_shrinking = True
     supports_coalescing = supports_splitting = supports_time_estimate = False
 

@@ -27,6 +27,7 @@ from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.master_node import MasterNode
 
 STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
+STRAGGLER_TIMEOUT_MAX = limits.STRAGGLER_TIMEOUT_MAX_NS / limits.SECOND
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     master = MasterNode(
         f"{loopback_or_all(host) or '0.0.0.0'}:0",
         recovery_grace=0,
-        straggler_timeout=max(timeout.total_seconds(), STRAGGLER_TIMEOUT_MIN),
+        straggler_timeout=min(max(timeout.total_seconds(), STRAGGLER_TIMEOUT_MIN), STRAGGLER_TIMEOUT_MAX),
         daemon=True,
     )
     master.run()

@@ -158,8 +158,8 @@ class Work(dist.Work):
         """A `torch.futures.Future` that gets the output tensors, or the error.
 
         torch passes on a RuntimeError with the text of the error; `ProcessGroup.error` has the error itself. Callbacks
-        run in a few threads of the configuration, and may wait for other collectives; where the collective has ended
-        before, they run where they are added.
+        run in threads of the configuration, several at a time, in any order, and may wait for other collectives; where
+        the collective has ended before, they run where they are added.
         """
         with self._lock:
             if self._future is not None:
