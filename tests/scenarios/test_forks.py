@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from zpccl.errors import Kicked
+from zpccl.errors import Kicked, OperationTimeout
 from zpccl.limits import MS
 from zpccl.protocol import events
 from zpccl.protocol.messages import (
@@ -26,6 +26,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import PeerMachine, State
 
+from .digests import give_up
 from .world import TWO, Connection, Peer, World, reduce_spec, two_masters
 
 
@@ -310,6 +311,31 @@ def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_
     world.heal()
     world.run(30)
     assert p.state.name == "RETURNING" and p.machine.is_led
+
+
+def test_a_passed_over_member_that_gave_its_call_up_is_no_survivor_of_it() -> None:
+    """S1, L1: a sync that p has voted for is committed, and p cut off before it hears of anything. It gives the call up
+    before it learns that it was removed, returns as a newcomer, and gets the state at its next sync.
+    """
+    world, members, p = admit_unaware(MembersCommitted)
+    given_up, *syncs = [peer.sync(int(peer is not p), "same") for peer in (p, *members)]
+    world.run(0.007)  # All votes have come, and what a answers is on its way.
+    world.cut([p], "a")
+    world.cut([p], "b")
+    world.settle(syncs)
+    assert [call.result for call in syncs] == [1] * 3 and world.masters["a"].member_names == "abcp"
+    give_up(p, given_up)
+    world.settle([given_up])
+    assert isinstance(given_up.result, OperationTimeout) and p.state is State.MEMBER
+    world.until(lambda: world.masters["a"].member_names == "abc", 60)
+    world.filter = lambda peer, message: message
+    world.heal()
+    world.until(lambda: p.state is State.RETURNING and p.machine.is_led, 60, "p registers again")
+    world.run(1)
+    world.admit(members, [p])
+    syncs = [peer.sync(*((0, "same") if peer is p else (2, "next"))) for peer in (p, *members)]
+    world.settle(syncs)
+    assert [call.result for call in syncs] == [2] * 4
 
 
 ONE_OR_TWO = pytest.mark.parametrize("masters", [("m",), TWO])

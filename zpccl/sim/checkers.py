@@ -753,13 +753,14 @@ class Commits(Checker):
     """S1: no two peers that are members at the end hold different results of the same operation.
 
     Calls belong to the same operation if the plan of a successful one names them. So a call that ended without an
-    attempt, or in another attempt, counts as well.
+    attempt, or in another attempt, counts as well. Who was lost and has registered again is a newcomer: the calls that
+    failed for it before do not count.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._calls: dict[RunKey, dict[bytes, int]] = {}  # Attempt -> participant -> its call.
-        self._answers: dict[tuple[bytes, int], object] = {}  # By peer and call; None: the call failed.
+        self._answers: dict[bytes, dict[int, object]] = {}  # By peer and call; None: the call failed.
         self._winners: dict[RunKey, tuple[bytes, object]] = {}  # By attempt: the first success.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
@@ -785,9 +786,15 @@ class Commits(Checker):
             value = call.request.buffer.value if is_one and not is_wrong else "a result"
         elif attempt is not None:
             value = outcome
-        self._answers[node.peer_id, call.call_id] = value
+        self._answers.setdefault(node.peer_id, {})[call.call_id] = value
         if attempt is not None:
             self._winners.setdefault(attempt, (node.peer_id, value))
+
+    def on_peer_step(self, node: SimulatedPeer) -> None:
+        """A peer that waits to be admitted again was lost: it may have given calls up before it learnt of that."""
+        if node.machine.state is State.RETURNING and node.peer_id in self._answers:
+            answers = self._answers[node.peer_id]
+            self._answers[node.peer_id] = {call_id: value for call_id, value in answers.items() if value is not None}
 
     def on_end(self) -> None:
         """Compares the results of the members."""
@@ -795,7 +802,7 @@ class Commits(Checker):
             if not self._has_survived(winner_id, attempt[0]):
                 continue
             for peer_id, call_id in self._calls.get(attempt, {}).items():
-                theirs = self._answers.get((peer_id, call_id), value)
+                theirs = self._answers.get(peer_id, {}).get(call_id, value)
                 is_same = theirs == value or (theirs is not None and "a result" in (theirs, value))
                 if not is_same and self._has_survived(peer_id, attempt[0]):
                     one, other = self.cluster.nodes[winner_id].name, self.cluster.nodes[peer_id].name
