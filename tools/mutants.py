@@ -782,6 +782,10 @@ list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
   S6: whoever came after members were removed goes with these, when they come back and are removed again
   - r.hello.peer_id not in self._gone
   + True
+who-is-to-go-admitted-again: protocol.recovery:History.would_admit (unit tests)
+  S6: members of a branch that does not go on are listed as newcomers, and removed at once
+  - report.hello.peer_id in self._gone
+  + False
 attempt-left-behind-stays: protocol.takeover:TakeOver.apply (unit tests)
   L1: an attempt of members that are removed has no end, and nobody can call anything at its tag
   - self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])

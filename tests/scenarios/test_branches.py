@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from zpccl import limits
 from zpccl.protocol import events
 from zpccl.protocol.messages import Decision, TopologyKind
 from zpccl.protocol.peer import State
@@ -225,6 +226,30 @@ def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
     world.run(20)
     assert r.state is n.state is State.MEMBER, [peer.machine.error for peer in world.peers]
     world.settle([r.reduce(), n.reduce()])
+
+
+def test_members_that_are_to_go_are_not_listed_again() -> None:
+    """S6: r and s have gone on without p and q, who come back first at the next master, and at the one after that with
+    r. They are no newcomers, though their list is newer. Minority, seed 23503736."""
+    world, (p, q, r, s) = one_master("pqrs")
+    world.cut([p, q], "m")
+    is_led(world, "rs")
+    world.settle([r.sync(1, "1"), s.sync(1, "1")])
+    world.kill_master("m")
+    world.cut([r, s], "m")
+    world.join([p, q], "m")
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    world.kill_master("m")
+    world.join([r, s], "m")
+    last = world.start_master("m", 900)
+    world.until(lambda: not last.machine.is_recovering, what="the take-over")
+    assert last.member_names == "rs"
+    calls = [r.sync(2, "2"), s.sync(2, "2")]
+    world.settle(calls)
+    assert [call.result for call in calls] == [2, 2]
+    assert r.machine.epoch == last.machine.term << limits.EPOCH_BITS, "the first list of that master was not the last"
 
 
 def test_the_last_sync_of_removed_members_does_not_count() -> None:

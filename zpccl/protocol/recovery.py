@@ -132,13 +132,13 @@ class History:
 
         False once the members have completed that round again without it: their programs are at another point by then.
         """
+        if report.hello.peer_id in self._gone:
+            return False
         theirs = {member.peer_id for member in report.members}
         is_of_same_master = report.hello.term == self.adopted_term
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
-        if report.hello.peer_id in self._gone:
-            return False
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
     def parted(self, present: Container[bytes], late: bytes | None = None) -> list[bytes]:
