@@ -782,6 +782,10 @@ list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
   S6: whoever came after members were removed goes with these, when they come back and are removed again
   - r.hello.peer_id not in self._gone
   + True
+told-round-taken-back: protocol.master:MasterMachine._on_report (unit tests)
+  S1: a member is answered by a round, told by this master, that one who comes late takes back for the others
+  - history.has_told(self.registry.round)
+  + False
 who-is-to-go-admitted-again: protocol.recovery:History.would_admit (unit tests)
   S6: members of a branch that does not go on are listed as newcomers, and removed at once
   - report.hello.peer_id in self._gone

@@ -9,10 +9,10 @@ import pytest
 
 from zpccl import limits
 from zpccl.protocol import events
-from zpccl.protocol.messages import Decision, TopologyKind
+from zpccl.protocol.messages import Decision, PeerMessage, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
-from .world import ONE, TWO, World, check_agreement, one_master, two_masters
+from .world import ONE, TWO, Connection, World, check_agreement, one_master, two_masters
 
 
 def is_led(world: World, names: str) -> None:
@@ -250,6 +250,60 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
     world.settle(calls)
     assert [call.result for call in calls] == [2, 2]
     assert r.machine.epoch == last.machine.term << limits.EPOCH_BITS, "the first list of that master was not the last"
+
+
+def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: p alone knows a round, and comes first, with r, whom the master tells of it. r's vote is late. Then q comes,
+    who knows that p was removed."""
+    world, (p, q, r) = one_master("pqr")
+    j = world.peer("j", ONE)
+    j.connect()
+    world.until(lambda: j.state is State.PENDING)
+    world.run(0.5)
+    world.drop_to_peers.update("qr")
+    asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r)]
+    world.until(lambda: asks[0].has_ended)
+    world.kill_peer(j)
+    world.kill_master("m")
+    world.cut([p], "m")
+    world.drop_to_peers.clear()
+    send, late = world.send_to_master, list[tuple[Connection, PeerMessage]]()
+
+    def hold(connection: Connection, message: PeerMessage) -> None:
+        if connection.peer is r and isinstance(message, Votes):
+            late.append((connection, message))
+        else:
+            send(connection, message)
+
+    monkeypatch.setattr(world, "send_to_master", hold)
+    two = world.start_master("m", 500)
+    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    world.drop_to_peers.add("r")
+    is_led(world, "qr")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.cut([q], "m")
+    world.join([p], "m")
+    late.clear()
+    three = world.start_master("m", 900)
+    world.until(lambda: not three.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    world.join([q], "m")
+    world.until(lambda: State.CLOSED in (p.state, q.state), what="one of them goes")
+    world.drop_to_peers.update("pq")
+    for connection, message in late:
+        send(connection, message)
+    world.until(lambda: asks[2].has_ended)
+    world.run(0.05)
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    monkeypatch.undo()
+    world.start_master("m", 1300)
+    world.run(20)
+    stay = [ask for ask in asks if ask.peer.state is State.MEMBER]
+    check_agreement(stay)
+    assert len({ask.result for ask in stay}) == 1, stay
 
 
 def test_the_last_sync_of_removed_members_does_not_count() -> None:

@@ -1073,7 +1073,8 @@ class MasterMachine:
         peer = self._accept_report(event, report, now_ns)
         if peer is None:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
-        late = hello.peer_id if self._has_decided() or self._outbox.answered_ns >= self._adopted_ns else None
+        has_answered = self._outbox.answered_ns >= self._adopted_ns or history.has_told(self.registry.round)
+        late = hello.peer_id if self._has_decided() or has_answered else None
         has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
         if peer.is_member:
             history.add(report)

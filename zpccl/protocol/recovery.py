@@ -121,6 +121,10 @@ class History:
         for report in self._reports.values():
             self._merge(report)
 
+    def has_told(self, number: int) -> bool:
+        """True if a member knows that round of topology votes only from this master, whose last one it is."""
+        return any(report.round < number for report in self._reports.values())
+
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
         """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
         if outcome.order:
