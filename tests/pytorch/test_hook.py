@@ -238,6 +238,45 @@ def test_all_get_the_gradients_of_parameters_that_some_have_not_used(weights: st
     assert ends == [expected * 2] * 2
 
 
+ANEW = """
+import os, torch, torch.distributed as dist, zpccl, zpccl.torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+rank = int(os.environ["RANK"])
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
+
+    def forward(self, branch):
+        return 2.0 ** rank * self.branches[branch].sum()
+
+weight = 1.0
+with zpccl.Communicator() as comm:
+    while comm.world_size < 2:
+        comm.update_topology()
+    bare = Branches()
+    hook = zpccl.torch.fault_tolerant_hook(comm, bare.parameters(), samples=lambda: weight)
+    for branch, weight in ((rank, -1.0), (1 + rank, 1.0)):
+        model = torch.nn.parallel.DistributedDataParallel(bare, find_unused_parameters=True)
+        model.register_comm_hook(None, hook)
+        model.zero_grad()
+        try:
+            model(branch).backward()
+        except RuntimeError as error:
+            print("samples()" in str(error))
+        else:
+            print(*("none" if each.grad is None else each.grad[0].item() for each in bare.branches))
+        del model
+"""
+
+
+def test_a_step_that_failed_leaves_no_parameter_used() -> None:
+    """S1: DDP is made anew after that, with the same hook."""
+    with a_master() as address, Processes(ANEW, 2, ZPCCL_MASTER=address) as two:
+        assert [two.end(rank) for rank in range(2)] == ["True\nnone 0.5 1.0\n"] * 2
+
+
 PROGRAM = """
 import hashlib, os, sys, threading, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -96,7 +96,7 @@ class Results:
 
     def resolved(self, name: str) -> None:
         """It is a name, whose addresses are dialled instead."""
-        del self._by_address[name]
+        self._by_address.pop(name, None)
 
     def connected(self, address: str) -> None:
         """Somebody has accepted the TCP connection."""

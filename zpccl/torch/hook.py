@@ -95,7 +95,10 @@ class FaultTolerantHook:
         future = new_future(bucket.buffer())
         self._buckets.append((future, bucket.buffer()))
         if bucket.is_last():
-            self._reduce()
+            try:
+                self._reduce()
+            finally:  # Also after an error: DDP is made anew then, and knows of no parameter that was used.
+                self._used.clear()
         return future
 
     def _reduce(self) -> None:
@@ -112,7 +115,6 @@ class FaultTolerantHook:
             places.setdefault(self._gradients[place].dtype, []).append(place)
         for i, dtype in enumerate(sorted(places, key=str)):
             self._average(places[dtype], dtype, weight, self._tag + i)
-        self._used.clear()
         for future, buffer in self._buckets:
             future.set_result(buffer)
         self._gradients, self._buckets = {}, []
