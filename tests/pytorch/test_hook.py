@@ -200,7 +200,7 @@ def test_parameters_of_another_model_are_refused() -> None:
             hook.fault_tolerant_hook(None, parameters)
 
 
-BRANCHES = """
+MODEL = """
 import os, sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 rank = int(os.environ["RANK"])
@@ -212,7 +212,11 @@ class Branches(torch.nn.Module):
 
     def forward(self, branch):
         return 2.0 ** rank * self.branches[branch].sum()
+"""
 
+BRANCHES = (
+    MODEL
+    + """
 with zpccl.Communicator() as comm:
     while comm.world_size < 2:
         comm.update_topology()
@@ -227,6 +231,7 @@ with zpccl.Communicator() as comm:
             model(branch).backward()
             print(*("none" if each.grad is None else each.grad[0].item() for each in model.module.branches))
 """
+)
 
 
 @pytest.mark.parametrize(("weights", "means"), [("None", "0.5 1.0"), ("equal", "0.5 1.0"), ("first", "1.0 0.0")])
@@ -238,19 +243,9 @@ def test_all_get_the_gradients_of_parameters_that_some_have_not_used(weights: st
     assert ends == [expected * 2] * 2
 
 
-ANEW = """
-import os, torch, torch.distributed as dist, zpccl, zpccl.torch
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-rank = int(os.environ["RANK"])
-
-class Branches(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.branches = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
-
-    def forward(self, branch):
-        return 2.0 ** rank * self.branches[branch].sum()
-
+ANEW = (
+    MODEL
+    + """
 weight = 1.0
 with zpccl.Communicator() as comm:
     while comm.world_size < 2:
@@ -269,6 +264,7 @@ with zpccl.Communicator() as comm:
             print(*("none" if each.grad is None else each.grad[0].item() for each in bare.branches))
         del model
 """
+)
 
 
 def test_a_step_that_failed_leaves_no_parameter_used() -> None:

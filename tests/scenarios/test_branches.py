@@ -12,13 +12,28 @@ from zpccl.protocol import events
 from zpccl.protocol.messages import Decision, PeerMessage, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
-from .world import ONE, TWO, Connection, World, check_agreement, one_master, two_masters
+from .world import ONE, TWO, Call, Connection, Peer, World, check_agreement, one_master, two_masters
 
 
 def is_led(world: World, names: str) -> None:
     """The master has lost all but these."""
     world.until(lambda: world.masters["m"].member_names == names, what=f"the list of {names}")
     world.run(0.1)
+
+
+def fail_alone(world: World, p: Peer, q: Peer, x: Peer) -> list[Call]:
+    """x fails in an all-reduce, and alone hears that it is aborted. The others have their results."""
+    for peer in (p, q, x):
+        peer.finishes = False
+    sums = [peer.reduce() for peer in (p, q, x)]
+    world.until(lambda: bool(p.running and q.running and x.running))
+    world.drop_to_peers.update("pq")
+    p.finish()
+    q.finish()
+    world.run(0.1)
+    x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
+    world.until(lambda: sums[2].has_ended)
+    return sums
 
 
 def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_them() -> None:
@@ -88,16 +103,7 @@ def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
 def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
     """S1: x has failed in an all-reduce, alone hears that it is aborted, and is lost; the next master commits it."""
     world, (p, q, x) = one_master("pqx")
-    for peer in (p, q, x):
-        peer.finishes = False
-    sums = [peer.reduce() for peer in (p, q, x)]
-    world.until(lambda: bool(p.running and q.running and x.running))
-    world.drop_to_peers.update("pq")
-    p.finish()
-    q.finish()
-    world.run(0.1)
-    x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
-    world.until(lambda: sums[2].has_ended)
+    sums = fail_alone(world, p, q, x)
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
@@ -119,16 +125,7 @@ def test_the_same_with_two_masters() -> None:
     """S1: with a quorum."""
     world = two_masters()
     p, q, x = world.begin_run("pqx", TWO)
-    for peer in (p, q, x):
-        peer.finishes = False
-    sums = [peer.reduce() for peer in (p, q, x)]
-    world.until(lambda: bool(p.running and q.running and x.running))
-    world.drop_to_peers.update("pq")
-    p.finish()
-    q.finish()
-    world.run(0.1)
-    x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
-    world.until(lambda: sums[2].has_ended)
+    sums = fail_alone(world, p, q, x)
     world.kill_master("a")
     world.cut([x], "b")
     world.drop_to_peers.clear()
@@ -348,16 +345,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
         world.until(lambda: calls[2].has_ended)
         world.kill_peer(j)
     else:
-        for peer in (p, q, x):
-            peer.finishes = False
-        calls = [peer.reduce() for peer in (p, q, x)]
-        world.until(lambda: bool(p.running and q.running and x.running))
-        world.drop_to_peers.update("pq")
-        p.finish()
-        q.finish()
-        world.run(0.1)
-        x.handle(events.ReduceDone(next(iter(x.running)), error="no memory"))
-        world.until(lambda: calls[2].has_ended)
+        calls = fail_alone(world, p, q, x)
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
