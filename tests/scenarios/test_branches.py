@@ -12,13 +12,29 @@ from zpccl.protocol import events
 from zpccl.protocol.messages import Decision, PeerMessage, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
-from .world import ONE, TWO, Call, Connection, Peer, World, check_agreement, one_master, two_masters
+from .world import ONE, TWO, Call, Connection, Master, Peer, World, check_agreement, one_master, two_masters
 
 
 def is_led(world: World, names: str) -> None:
     """The master has lost all but these."""
     world.until(lambda: world.masters["m"].member_names == names, what=f"the list of {names}")
     world.run(0.1)
+
+
+def take_over(world: World, salt: int) -> Master:
+    """A new master, which leads the run."""
+    master = world.start_master("m", salt)
+    world.until(lambda: not master.machine.is_recovering, what="the take-over")
+    return master
+
+
+def pending_joiner(world: World) -> Peer:
+    """Somebody who waits to be admitted."""
+    joiner = world.peer("j", ONE)
+    joiner.connect()
+    world.until(lambda: joiner.state is State.PENDING)
+    world.run(0.5)
+    return joiner
 
 
 def fail_alone(world: World, p: Peer, q: Peer, x: Peer) -> list[Call]:
@@ -44,14 +60,14 @@ def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_th
     world, peers = one_master("pqr")
     *removed, r = peers
     world.cut([r], "m")
-    world.until(lambda: world.masters["m"].member_names == "pq", what="the removal of r")
+    is_led(world, "pq")
     for _ in range(2):  # So the last is the one that r asks for later.
         world.settle([peer.topology(TopologyKind.PENDING) for peer in removed])
     world.kill_master("m")
     world.cut(removed, "m")
     world.join([r], "m")
     world.start_master("m", 500)
-    world.until(lambda: world.masters["m"].member_names == "r", what="the list of r alone")
+    is_led(world, "r")
     n = world.peer("n", ONE)
     n.connect()
     world.run(0.5)
@@ -84,13 +100,12 @@ def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
     world.run(0.5)
     world.admit([p, r], [q, x])
     world.cut([q, x], "m")
-    world.until(lambda: world.masters["m"].member_names == "pr", what="the removal of q and x")
+    is_led(world, "pr")
     world.settle([peer.topology(TopologyKind.PENDING) for peer in (p, r)])
     world.kill_master("m")
     world.cut([p, r], "m")
     world.join([q, x], "m")
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.settle([q.reduce(), x.reduce()])
     asks = [q.topology(TopologyKind.PENDING)]
     world.join([p], "m")
@@ -107,8 +122,7 @@ def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
-    world.start_master("m", 500)
-    world.until(lambda: not world.masters["m"].machine.is_recovering)
+    take_over(world, 500)
     world.run(1)
     world.drop_to_peers.add("q")
     world.until(lambda: sums[0].has_ended)
@@ -146,10 +160,7 @@ def test_the_same_with_two_masters() -> None:
 def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     """S1: p and q know a round that others completed again without them, and come first. s gets the value of r."""
     world, (p, q, r, s) = one_master("pqrs")
-    j = world.peer("j", ONE)
-    j.connect()
-    world.until(lambda: j.state is State.PENDING)
-    world.run(0.5)
+    j = pending_joiner(world)
     world.drop_to_peers.update("rs")
     asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r, s)]
     world.until(lambda: asks[0].has_ended and asks[1].has_ended)
@@ -158,9 +169,7 @@ def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     world.kill_master("m")
     world.cut([p, q], "m")
     world.drop_to_peers.clear()
-    world.start_master("m", 500)
-    two = world.masters["m"]
-    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.run(0.1)
     world.drop_to_peers.add("s")
     world.until(lambda: asks[2].has_ended)
@@ -170,8 +179,7 @@ def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     world.cut([r, s], "m")
     world.drop_to_peers.clear()
     world.join([p, q], "m")
-    new = world.start_master("m", 900)
-    world.until(lambda: not new.machine.is_recovering)
+    take_over(world, 900)
     world.join([r, s], "m")
     world.settle(asks)
     check_agreement(asks[2:])
@@ -191,8 +199,7 @@ def test_three_branches_do_not_remove_each_other() -> None:
     world.kill_master("m")
     world.cut([b], "m")
     world.join([c], "m")
-    new = world.start_master("m", 900)
-    world.until(lambda: not new.machine.is_recovering)
+    take_over(world, 900)
     world.run(0.1)
     world.kill_master("m")
     world.join([a, b], "m")
@@ -214,8 +221,7 @@ def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
     world.kill_master("m")
     world.cut([r, n], "m")
     world.join([p, q], "m")
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering)
+    take_over(world, 500)
     world.run(0.1)
     world.kill_master("m")
     world.join([r, n], "m")
@@ -235,13 +241,11 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
     world.kill_master("m")
     world.cut([r, s], "m")
     world.join([p, q], "m")
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.run(0.1)
     world.kill_master("m")
     world.join([r, s], "m")
-    last = world.start_master("m", 900)
-    world.until(lambda: not last.machine.is_recovering, what="the take-over")
+    last = take_over(world, 900)
     assert last.member_names == "rs"
     calls = [r.sync(2, "2"), s.sync(2, "2")]
     world.settle(calls)
@@ -253,10 +257,7 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
     """S1: p alone knows a round, and comes first, with r, whom the master tells of it. r's vote is late. Then q comes,
     who knows that p was removed."""
     world, (p, q, r) = one_master("pqr")
-    j = world.peer("j", ONE)
-    j.connect()
-    world.until(lambda: j.state is State.PENDING)
-    world.run(0.5)
+    j = pending_joiner(world)
     world.drop_to_peers.update("qr")
     asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r)]
     world.until(lambda: asks[0].has_ended)
@@ -273,8 +274,7 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
             send(connection, message)
 
     monkeypatch.setattr(world, "send_to_master", hold)
-    two = world.start_master("m", 500)
-    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.run(0.1)
     world.drop_to_peers.add("r")
     is_led(world, "qr")
@@ -283,8 +283,7 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
     world.cut([q], "m")
     world.join([p], "m")
     late.clear()
-    three = world.start_master("m", 900)
-    world.until(lambda: not three.machine.is_recovering, what="the take-over")
+    take_over(world, 900)
     world.run(0.1)
     world.join([q], "m")
     world.until(lambda: State.CLOSED in (p.state, q.state), what="one of them goes")
@@ -336,10 +335,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
     of that. q is told the answer that x knows, and then p comes late."""
     world, (p, q, x) = one_master("pqx")
     if kind == "round":
-        j = world.peer("j", ONE)
-        j.connect()
-        world.until(lambda: j.state is State.PENDING)
-        world.run(0.5)
+        j = pending_joiner(world)
         world.drop_to_peers.update("pq")
         calls = [peer.topology(TopologyKind.PENDING) for peer in (p, q, x)]
         world.until(lambda: calls[2].has_ended)
@@ -349,8 +345,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
-    two = world.start_master("m", 500)
-    world.until(lambda: not two.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.run(1)
     world.drop_to_peers.add("q")
     world.until(lambda: calls[0].has_ended and p.member_names == "pq")
@@ -384,8 +379,7 @@ def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None
     world.kill_master("m")
     world.cut([c], "m")
     world.drop_to_peers.clear()
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    take_over(world, 500)
     world.join([c], "m")
     world.settle([peer.reduce() for peer in (b, c, d)])
     world.join([z], "m")
@@ -417,8 +411,7 @@ def test_attempt_of_those_who_go_does_not_stay() -> None:
     world.kill_master("m")
     world.cut([r, s], "m")
     world.join([p, q], "m")
-    new = world.start_master("m", 900)
-    world.until(lambda: not new.machine.is_recovering)
+    take_over(world, 900)
     world.join([r, s], "m")
     is_led(world, "rs")
     again = [r.reduce(), s.reduce()]
