@@ -154,7 +154,7 @@ def checked_seconds(timeout: Any) -> float | None:
 
 def checked_nanoseconds(seconds: Any, name: str, at_least_ns: int = limits.MS) -> int:
     """A checked argument in seconds, up to a day."""
-    if not is_number(seconds) or not at_least_ns / limits.SECOND <= seconds <= 86_400:
-        bound = at_least_ns / limits.SECOND
-        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds from {bound:g} to 86,400")
+    if not is_number(seconds) or not at_least_ns / limits.SECOND <= seconds <= limits.GIVEN_TIME_MAX_NS / limits.SECOND:
+        bound, most = at_least_ns / limits.SECOND, limits.GIVEN_TIME_MAX_NS // limits.SECOND
+        raise InvalidArgument(f"{name} {seconds!r} is not a number of seconds from {bound:g} to {most:,}")
     return int(float(seconds) * limits.SECOND)

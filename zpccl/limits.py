@@ -209,7 +209,8 @@ STRAGGLER_WARNING_NS = 10 * SECOND
 STRAGGLER_LINES_MAX = 8
 """Operations named in the log at the same time; the rest is counted."""
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
-STRAGGLER_TIMEOUT_MAX_NS = 86_400 * SECOND
+GIVEN_TIME_MAX_NS = 86_400 * SECOND
+"""The longest time that users may give in seconds, `timeout=` of a call excepted."""
 MASTER_TIMEOUT_NS = 300 * SECOND
 """How long calls wait for a master that is unreachable."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND

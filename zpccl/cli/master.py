@@ -96,8 +96,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--heartbeat-timeout must be between {heartbeat_min} and {heartbeat_max} seconds")
     if not 0 <= options.recovery_grace <= 3600:
         parser.error("--recovery-grace must be between 0 and 3600 seconds")
-    if options.straggler_timeout is not None and not 1 <= options.straggler_timeout <= 86400:
-        parser.error("--straggler-timeout must be between 1 and 86400 seconds")
+    straggler_min, straggler_max = (
+        bound // limits.SECOND for bound in (limits.STRAGGLER_TIMEOUT_MIN_NS, limits.GIVEN_TIME_MAX_NS)
+    )
+    if options.straggler_timeout is not None and not straggler_min <= options.straggler_timeout <= straggler_max:
+        parser.error(f"--straggler-timeout must be between {straggler_min} and {straggler_max} seconds")
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
     log_to_stderr(options.log_level)

@@ -27,7 +27,7 @@ from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.master_node import MasterNode
 
 STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
-STRAGGLER_TIMEOUT_MAX = limits.STRAGGLER_TIMEOUT_MAX_NS / limits.SECOND
+STRAGGLER_TIMEOUT_MAX = limits.GIVEN_TIME_MAX_NS / limits.SECOND
 
 
 @dataclass(frozen=True)
