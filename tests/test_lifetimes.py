@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from brokers import Broker
 from e2e.harness import loop_of, until
 from e2e.local import local_run
 
@@ -172,6 +173,42 @@ def test_a_prefetch_may_be_interrupted() -> None:
         with interrupting("__exit__", "call", 1, "threading.py"), contextlib.suppress(ConnectionError):
             prefetch._post(b"", 0, b"", b"", 0)
         assert returns(prefetch.stop)
+
+
+def test_the_collector_of_failed_dials_runs_no_code_that_takes_an_interrupt() -> None:
+    """The main thread may be the one that collects; and an error in what a weak set runs then is not raised."""
+
+    def tasks() -> set[int]:
+        return {id(one) for one in gc.get_objects() if type(one) is asyncio.Task}
+
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            called.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+
+    gc.collect()
+    before = tasks()
+    gc.disable()
+    one, other, gone = (Broker(name, 1) for name in ("one", "other", "gone"))
+    gone.close()
+    try:
+        other.meet(one)  # Later than `one`, so that its dial is given up.
+        one.meet(other, dial=True)
+        one.link(), other.link()
+        one.meet(gone, dial=True)
+        assert "refused" in one.failure()
+        found = tasks() - before
+        sys.setprofile(note)
+        gc.collect()
+        sys.setprofile(None)
+        assert found - tasks()
+        assert [name for name in called if "weakref" in name] == []
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+        one.close()
+        other.close()
 
 
 def test_topology_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

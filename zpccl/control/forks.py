@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import weakref
 from typing import TypeVar
+
+from zpccl.engine.living import Living
 
 
 class Descriptor:
@@ -36,7 +37,7 @@ def _inode(number: int) -> tuple[int, int] | None:
 
 
 _T = TypeVar("_T", Descriptor, socket.socket)
-_open: weakref.WeakSet[Descriptor | socket.socket] = weakref.WeakSet()
+_open: Living[Descriptor | socket.socket] = Living()
 
 
 def closed_in_children(source: _T) -> _T:
@@ -46,7 +47,7 @@ def closed_in_children(source: _T) -> _T:
 
 
 def _close_all() -> None:
-    for source in list(_open):
+    for source in _open.all():
         descriptor = source.detach()
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # The engine has just taken it over, and has closed it here.

@@ -38,9 +38,9 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
+from typing import Any
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, let_pass_descriptors, parse_address, reachable_at
@@ -92,6 +92,8 @@ class _Handshake:
     Attributes:
         host: that it comes from, until it has shown that it is of a neighbour; then "".
         sender: the neighbour, once it has shown that.
+        awaited: the neighbour that it says it is of, if this peer has not heard of that one.
+        arrival: set once this peer has.
         hello_timer: ends it if its first message does not come in time.
         timer: ends it at the end of its time.
     """
@@ -100,6 +102,8 @@ class _Handshake:
     hello_timer: asyncio.TimerHandle
     timer: asyncio.TimerHandle
     sender: bytes = b""
+    awaited: bytes = b""
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False)
@@ -212,13 +216,12 @@ class LinkBroker:
         self.addresses = reachable_at(listener, advertise, masters)
         self._run_id = b""
         self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours that are wanted, by peer id.
-        self._arrivals: WeakValueDictionary[bytes, asyncio.Event] = WeakValueDictionary()
-        """Set once a neighbour is wanted; as long as a connection waits for that."""
         self._dials: dict[bytes, _Dial] = {}  # By neighbour.
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
         self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that takes part in it.
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(_make_task)
         self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
         self._has_begun = threading.Lock()  # Held by the first: the thread, or who ends everything before it has begun.
@@ -297,9 +300,9 @@ class LinkBroker:
         if self._requires_keys and not neighbour.link_key:
             return self._on_failed(neighbour.peer_id, "the master gave no key for it, and this run has a secret")
         self._keys[neighbour.peer_id] = neighbour.link_key
-        arrival = self._arrivals.pop(neighbour.peer_id, None)
-        if arrival is not None:
-            arrival.set()
+        for handshake in self._handshakes.values():
+            if handshake.awaited == neighbour.peer_id:
+                handshake.arrival.set()
         if neighbour.peer_id not in self._dials and neighbour.peer_id not in self._links:
             dial = self._dials[neighbour.peer_id] = _Dial()
             dial.task = self._loop.create_task(self._dial(neighbour, dial))
@@ -408,8 +411,8 @@ class LinkBroker:
             await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is for another peer")
         if hello.sender not in self._keys:
-            arrival = self._arrivals.setdefault(hello.sender, asyncio.Event())
-            await arrival.wait()
+            handshake.awaited = hello.sender
+            await handshake.arrival.wait()
         if hello.run_id != self._run_id:
             await self._loop.sock_sendall(connection, encode_refusal())
             raise HandshakeError("it is of another run")
@@ -603,6 +606,19 @@ class LinkBroker:
             del link.dials[index]  # Before anybody can hear that it is lost again.
             new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
             return on_connection(new)
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **keywords: Any
+) -> asyncio.Future[Any]:
+    """Makes a task that leaves asyncio's weak set as it ends, in this thread.
+
+    One that fails is part of a cycle, by the frames of its error. If the collector found it in the main thread, Ctrl-C
+    would end its removal from the set and not the program.
+    """
+    task = asyncio.Task(coroutine, loop=loop, **keywords)
+    task.add_done_callback(asyncio._unregister_task)
+    return task
 
 
 async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) -> None:
