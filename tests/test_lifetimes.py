@@ -31,6 +31,7 @@ import zpccl
 from zpccl.caller import wait
 from zpccl.control import inflow, master_loop, zap
 from zpccl.control.peer_loop import PeerLoop
+from zpccl.control.waiter import Waiter
 from zpccl.engine import engine as engines
 from zpccl.engine.engine import Engine, check_rc
 from zpccl.observe.logs import RefusalLog
@@ -277,50 +278,52 @@ def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPa
     assert descriptor_count() == before
 
 
-def test_a_peer_without_descriptors_for_another_try_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all of it, and without an error that nobody sees."""
-    make = PeerLoop._make_socket
-    made: list[PeerLoop] = []
+@pytest.mark.parametrize(
+    ("owner", "name", "number"),
+    [
+        (zmq.Context, "socket", 1),
+        (zmq.Socket, "get_monitor_socket", 1),
+        (Waiter, "register", 1),
+        (Waiter, "register", 2),
+    ],
+)
+def test_a_peer_without_descriptors_for_a_try_tries_again(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, number: int
+) -> None:
+    """L2: after the pause that follows any try. Nothing is left of the half that was made."""
+    make, take, tries, calls = PeerLoop._make_socket, getattr(owner, name), list[PeerLoop](), list[Any]()
+
+    def take_or_fail(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return no_descriptors() if len(calls) == number else take(*arguments)
 
     def make_one(loop: PeerLoop) -> Any:
-        if made:
-            no_descriptors()
-        made.append(loop)
-        return make(loop)
+        tries.append(loop)
+        with monkeypatch.context() as patch:
+            if len(tries) == 2:
+                patch.setattr(owner, name, take_or_fail)
+            elif len(tries) == 3:
+                master.run()
+            return make(loop)
 
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    master = zpccl.MasterNode(address)
+    comm = zpccl.Communicator(address)
+    gc.collect()
+    before = descriptor_count()
     monkeypatch.setattr(PeerLoop, "_make_socket", make_one)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        gc.collect()
-        before = descriptor_count()
-        with pytest.raises(zpccl.InternalError, match="too many"):
-            zpccl.Communicator(f"127.0.0.1:{silent.getsockname()[1]}").connect(2)
-        made.pop()._thread.join(WAIT_S)
-        gc.collect()
-        assert descriptor_count() == before
-
-
-def test_a_peer_without_descriptors_for_all_of_another_try_ends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """L1: the error refers to the socket that was half made, and a handler of the log may keep the error for long."""
-    watch: Callable[..., Any] = zmq.Socket.get_monitor_socket
-    made: list[object] = []
-
-    def watch_one(dealer: zmq.Socket[bytes], *arguments: Any) -> Any:
-        if made:
-            no_descriptors()
-        made.append(dealer)
-        return watch(dealer, *arguments)
-
-    monkeypatch.setattr(zmq.Socket, "get_monitor_socket", watch_one)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        comm = zpccl.Communicator(f"127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(zpccl.InternalError, match="too many"):
-            comm.connect(2)
-        assert any(record.exc_info for record in caplog.records)
-        assert returns(comm.close)
+    with pytest.raises(zpccl.MasterUnreachable, match="too many"):
+        comm.connect(2)
+    comm.close()
+    assert descriptor_count() == before
+    tries.clear()
+    calls.clear()
+    try:
+        with zpccl.Communicator(address) as comm:
+            assert comm.world_size == 1 and len(calls) == number
+    finally:
+        master.interrupt()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

@@ -207,29 +207,34 @@ class PeerLoop:
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """A socket for one connection, and its monitor."""
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
-        dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
-        dealer.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
-        dealer.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
-        dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
-        is_ipv6 = self._prefers_ipv6 != self._has_turned or not self._dials_name()
-        dealer.setsockopt(zmq.IPV6, int(is_ipv6))
-        set_heartbeat(dealer, self._heartbeat_timeout_ns)
-        if self._keys is not None:
-            dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
-            dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
-            dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
-        monitor = dealer.get_monitor_socket(functools.reduce(operator.or_, _SOCKET_EVENTS))
-        self._waiter.register(dealer)
-        self._waiter.register(monitor)
+        with contextlib.ExitStack() as on_failure:
+            dealer = self._context.socket(zmq.DEALER)
+            on_failure.callback(dealer.close, linger=0)
+            dealer.setsockopt(zmq.LINGER, limits.LINGER_MS)
+            dealer.setsockopt(zmq.SNDHWM, limits.CONTROL_QUEUE_MESSAGES_MAX)
+            dealer.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+            dealer.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
+            dealer.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
+            dealer.setsockopt(zmq.HANDSHAKE_IVL, limits.CONNECT_TIMEOUT_NS // limits.MS)
+            is_ipv6 = self._prefers_ipv6 != self._has_turned or not self._dials_name()
+            dealer.setsockopt(zmq.IPV6, int(is_ipv6))
+            set_heartbeat(dealer, self._heartbeat_timeout_ns)
+            if self._keys is not None:
+                dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.master_public)
+                dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
+                dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.private)
+            monitor = dealer.get_monitor_socket(functools.reduce(operator.or_, _SOCKET_EVENTS))
+            on_failure.callback(monitor.close, linger=0)
+            self._waiter.register(dealer)
+            on_failure.callback(self._waiter.unregister, dealer)
+            self._waiter.register(monitor)
+            on_failure.pop_all()
         return dealer, monitor
 
     def _close_socket(self) -> None:
         self._connection = None
         self._outgoing.clear()  # All is said on the next connection.
-        if self._socket.closed:  # There were no descriptors for the next one.
+        if self._socket.closed:
             return
         for source in (self._socket, self._monitor):
             self._waiter.unregister(source)
@@ -500,10 +505,10 @@ class PeerLoop:
 
     def _dial(self, now_ns: int) -> None:
         self._close_socket()
-        self._socket, self._monitor = self._make_socket()
         try:
+            self._socket, self._monitor = self._make_socket()
             self._socket.connect(self._endpoint)
-        except zmq.ZMQError as error:
+        except (OSError, zmq.ZMQError) as error:  # ZeroMQ does not take the address; or there are no descriptors now.
             self._on_session(events.DialFailed(str(error.strerror)), now_ns)
 
     def _ask_mechanism(self, index: int) -> None:
@@ -602,7 +607,6 @@ class PeerLoop:
         except zmq.Again:  # The master does not read, or the way to it is slow. What was to be sent is dropped here.
             logger.warning("the queue to the master is full; connecting again")
             self._close_socket()
-            self._socket, self._monitor = self._make_socket()
             self._on_session(events.SocketBroke(), now_ns)
 
     def _answer(self, effect: effects.Resolve | effects.Reject) -> None:

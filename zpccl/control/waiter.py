@@ -24,8 +24,8 @@ _POLLIN = int(zmq.POLLIN)  # An int: arithmetic with pyzmq's enum takes longer t
 
 
 def is_readable(socket: zmq.Socket[bytes]) -> bool:
-    """True if a message waits. Cheaper than the exception of a `recv` that finds none."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+    """True if it is open and a message waits. Cheaper than the exception of a `recv` that finds none."""
+    return not socket.closed and bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 class Waiter:
@@ -38,13 +38,11 @@ class Waiter:
 
     def register(self, source: Source) -> None:
         """Adds a socket or descriptor: `wait` returns when it is readable."""
-        if isinstance(source, int):
-            descriptor = source
-        else:
-            descriptor = int(source.getsockopt(zmq.FD))
-            self._sockets.append(source)
-        self._sources[descriptor] = source
+        descriptor = source if isinstance(source, int) else int(source.getsockopt(zmq.FD))
         self._epoll.register(descriptor, select.EPOLLIN)
+        self._sources[descriptor] = source
+        if not isinstance(source, int):
+            self._sockets.append(source)
 
     def unregister(self, source: Source) -> None:
         """Removes a source; required before it is closed."""
