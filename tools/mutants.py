@@ -348,6 +348,18 @@ unaware-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (
   L3: members are removed since one of their host has heard nothing of its admission, as its master died
   - hello.leader == NO_ID
   + False
+waiting-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
+  L3: members are removed since one of their host waits in a run that newcomers have begun
+  - hello.run_id not in (NO_ID, self.run_id)
+  + False
+forgotten-promise-counts: protocol.master:MasterMachine._has_heard_nothing (unit tests)
+  S3: one of several masters counts a peer that had promised another one, before another run registered it
+  - not self._leader.needs_quorum
+  + True
+returning-peer-comes-back-at-once: protocol.master:MasterMachine._has_heard_nothing (unit tests)
+  L1: a list answers the round of a returning peer in which the others of its run wait for it
+  - not hello.is_returning
+  + True
 asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
   B1: asks a peer that promises nothing at each of its Hellos, which are its answers
   - connection in self._asked

@@ -21,7 +21,7 @@ ADDRESS_CHARS_MAX = 270
 """A host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 23
 MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000

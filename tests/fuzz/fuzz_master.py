@@ -162,6 +162,7 @@ def _hello(world: World, choices: Choices) -> m.Hello:
         choices.one_of((0, 0, 1)),
         choices.one_of((bytes(16), RUN_ID, world.machine.run_id)),
         not choices.number(4),
+        is_returning=not choices.number(4),
     )
 
 

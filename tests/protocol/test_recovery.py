@@ -253,10 +253,10 @@ def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     assert bench.say("n", hello) == []
 
 
-def adopt_without_n(bench: TakeOver) -> None:
+def adopt_without_n(bench: TakeOver, masters: tuple[str, ...] = ()) -> None:
     """The run of a, b and n is adopted, and n connects after that."""
     for name in "ab":
-        bench.report(name, "abn", 6)
+        bench.report(name, "abn", 6, hello=replace(hello_of(name), masters=masters))
     bench.recover()
     bench.connections["n"] = "n1"
 
@@ -269,6 +269,25 @@ def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: Tak
     told = [message for connection, message in bench.say("n", hello) if connection == "n1"]
     assert [type(message) for message in told[:3]] == [Welcome, Members, Neighbours]
     assert bench.machine.registry.have_all_reported and bench.peer("n").is_member
+
+
+@pytest.mark.parametrize("is_returning", [True, False])
+@pytest.mark.parametrize("masters", [(), ("m", "s")])
+def test_a_member_that_waits_in_another_run_is_welcomed(
+    bench: TakeOver, masters: tuple[str, ...], is_returning: bool
+) -> None:
+    """L3: n had heard nothing of its admission, and waits in a run of newcomers that nobody leads by now.
+
+    Not where another master may lead that run, or where n has made calls as a member.
+    """
+    adopt_without_n(bench, masters)
+    hello = hello_of("n", b"of newcomers....")
+    hello = replace(hello, is_member=False, leader=b"their leader....", is_returning=is_returning, masters=masters)
+    for _ in range(2):
+        bench.say("n", hello)
+    assert bench.machine.registry.have_all_reported == (not masters)
+    assert bench.names() == ("ab" if is_returning and not masters else "abn")
+    assert bench.peer("n").has_reported == (not masters)
 
 
 @pytest.mark.parametrize("run_id", [NO_ID, RUN_ID], ids=["newcomer", "of another run"])

@@ -432,6 +432,28 @@ def test_a_returning_peer_whose_own_run_is_taken_over_after_all(is_registered: b
     check_all_go_on(world, [n, *others], own_run_id)
 
 
+def test_a_returning_peer_comes_back_with_the_round_of_the_others() -> None:
+    """L3: as above, and all of its run have called update_topology(). The next call of all is the same one."""
+    world, peers = one_master("pqr")
+    run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
+    other = world.peer("o", ONE)
+    other.connect()
+    world.run(0.5)
+    world.admit([n], [other])
+    own_run_id, waiting = n.machine.run_id, [other.topology()]
+    world.drop_to_peers.add("o")
+    world.join(peers, "m")
+    world.until(lambda: n.machine.run_id == run_id, what="the yielding")
+    waiting.append(n.topology())
+    world.run(0.1)
+    world.kill_master("m")
+    world.cut(peers, "m")
+    world.drop_to_peers.clear()
+    world.start_master("m", 900)
+    world.settle(waiting)
+    check_all_go_on(world, [n, other], own_run_id)
+
+
 def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
     """The peers of a host, each in a group of its own."""
     peers = [world.peer(name, ONE, group=group) for group, name in enumerate(names)]
@@ -458,6 +480,33 @@ def test_a_newcomer_that_was_admitted_in_vain_is_a_member() -> None:
     calls = [peer.topology(TopologyKind.PENDING) for peer in (e, f)]
     world.settle(calls)
     assert [call.result for call in calls] == [False, False]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_who_was_admitted_in_vain_and_waits_in_another_run_is_a_member(is_restarted: bool) -> None:
+    """L3: f was admitted with its host and has heard nothing of that; then a newcomer begins a run, and f waits there.
+
+    That run has decided nothing and yields: to the members of the first one, or as another master takes that one over.
+    """
+    world, peers = one_master("pq")
+    run_id, (e, f) = peers[0].machine.run_id, host_of_two(world, "ef")
+    calls = [e.connect(), f.connect()]
+    world.until(lambda: e.state is f.state is State.PENDING)
+    world.run(0.5)
+    world.drop_to_peers.add("f")
+    world.settle([calls[0], *(peer.topology() for peer in peers)])
+    world.drop_to_peers.clear()
+    members = [*peers, e]
+    newcomer = begin_beside(world, members)
+    world.run(0.5)
+    assert f.state is State.PENDING and f.machine.run_id == newcomer.machine.run_id
+    if is_restarted:
+        world.kill_master("m")
+        world.start_master("m", 900)
+    world.join(members, "m")
+    world.settle([*calls, *(peer.reduce() for peer in members)])
+    assert all(call.is_ok for call in calls) and f.machine.run_id == run_id
+    check_all_go_on(world, members, run_id)
 
 
 def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:

@@ -424,8 +424,14 @@ class MasterMachine:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
 
     def _has_heard_nothing(self, known: Peer, hello: Hello) -> bool:
-        """True for a member that the former master has admitted, and that knows nothing of that, nor of this run."""
-        is_unaware = not hello.is_member and hello.run_id == NO_ID and hello.leader == NO_ID
+        """True for a member that the former master has admitted, and that has never been a member of any run.
+
+        With one address it may wait in a run that began meanwhile, and that nobody leads by now. With several masters
+        another one may, and the peer may have promised here what it has forgotten since.
+        """
+        is_new = hello.run_id == NO_ID and hello.leader == NO_ID
+        waits_elsewhere = hello.run_id not in (NO_ID, self.run_id) and not self._leader.needs_quorum
+        is_unaware = (is_new or waits_elsewhere) and not hello.is_member and not hello.is_returning
         return is_unaware and not known.has_reported and known.may_have(hello.token)
 
     def _ask_again(self, connection: Hashable) -> bool:

@@ -104,6 +104,8 @@ class Hello(_Message, tag="hello", frozen=True):
     """The host that the sender belongs to, if its peers are to be admitted and removed together; else empty."""
     host_size: Annotated[int, Meta(ge=0, le=limits.HOST_PEERS_MAX)] = 0
     """How many peers that host has."""
+    is_returning: bool = False
+    """True: the sender was a member of a run that has yielded, and waits to be admitted again."""
 
 
 class Ready(_Message, tag="ready", frozen=True):

@@ -503,6 +503,7 @@ class PeerMachine:
             min(self._handshake_ns.get(self._masters.index, 0) // limits.MS, limits.HANDSHAKE_MS_MAX),
             options.host,
             options.host_size,
+            self.state is State.RETURNING,
         )
 
     def _send_standing(self) -> None:
