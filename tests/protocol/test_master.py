@@ -345,6 +345,22 @@ def test_a_master_that_loses_all_at_once_waits_for_them(bench: MasterBench) -> N
     assert bench.names() == "bc"
 
 
+def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) -> None:
+    """L3: the network of all was away, and with it their links; a is back before any of its links is."""
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.disconnect(name)
+    bench.tick(15 * SECOND)
+    for names in ("a", "ab", "abc"):
+        bench.hello(names[-1], welcomed=True)
+        bench.link(*names)
+        assert bench.names() == "abc"
+        bench.tick(100 * limits.MS)
+    bench.say("a", Linked(pids("b")))
+    bench.disconnect("c")
+    assert bench.names() == "ab"  # As ever, once all are back.
+
+
 def test_who_is_cut_off_again_meanwhile_is_waited_for_as_long(bench: MasterBench) -> None:
     """L3: the network of the master broke again while one was still away, and all were removed a moment later."""
     bench.members("a", "b", "c")
@@ -513,6 +529,34 @@ def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> Non
     assert bench.names() == "abc"
     bench.say("c", Linked(pids("a")))
     assert bench.names() == "ac"
+
+
+@pytest.mark.parametrize("last", ["link", "control"])
+def test_far_peers_that_die_together_do_not_vouch_for_each_other(bench: MasterBench, last: str) -> None:
+    """L1: two processes of a far host that were killed; each had a link to the other."""
+    bench.members("a", "b", "c", "d")
+    for name in "cd":
+        bench.hello(name, welcomed=True, handshake_ms=300)
+        bench.say(name, Linked(pids(other for other in "abcd" if other != name)))
+    bench.disconnect("c")
+    if last == "link":
+        bench.disconnect("d")
+    bench.say("a", Linked(pids("b")))
+    bench.say("b", Linked(pids("a")))
+    if last == "control":
+        bench.disconnect("d")
+        bench.tick_at_deadline()
+    assert bench.names() == "ab" and bench.now_ns == 1_000
+
+
+def test_a_witness_that_is_gone_is_none(bench: MasterBench) -> None:
+    """L2: a loses its link to b, and leaves; then b is without a connection for a moment."""
+    bench.members("a", "b", "c")
+    bench.say("a", Linked(pids("c")))
+    bench.leave("a")
+    bench.disconnect("b")
+    bench.tick(limits.DISCONNECT_GRACE_NS - 1)
+    assert bench.names() == "bc"
 
 
 @pytest.mark.parametrize("first", ["link", "control"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from zpccl import limits
 from zpccl.errors import HostIncomplete, Kicked, TooFewPeers
+from zpccl.limits import SECOND
 from zpccl.protocol.messages import Hello, TopologyKind
 from zpccl.protocol.peer import PeerMachine, State
 
@@ -532,4 +534,27 @@ def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
     assert e.state is State.RETURNING and not waiting.has_ended
     world.settle([waiting], limits.HOST_TIMEOUT_NS / limits.SECOND)
     assert isinstance(waiting.result, HostIncomplete) and waiting.result.missing == 1
+    check_all_go_on(world, peers, peers[0].machine.run_id)
+
+
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_nobody_is_removed_when_the_network_of_all_was_away(names: str) -> None:
+    """L3: for longer than a heartbeat, so links and connections broke. Who was back first had no link to the others."""
+    world, peers = one_master(names)
+    pairs = list(itertools.combinations(peers, 2))
+    for peer in peers:
+        assert peer.connection is not None
+        peer.connection.is_up = False  # Nothing arrives any more.
+    world.run(limits.PATH_TIMEOUT_NS / SECOND)
+    for one, other in pairs:
+        world.break_link(one, other)
+    world.run(limits.HEARTBEAT_TIMEOUT_NS / SECOND)
+    for peer in peers:
+        world.cut([peer], "m")
+        world.run(0.1)
+    world.heal()
+    for one, other in pairs:
+        world.run(0.3)
+        world.mend_link(one, other)
+    world.run(10)
     check_all_go_on(world, peers, peers[0].machine.run_id)

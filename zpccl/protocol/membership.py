@@ -291,6 +291,7 @@ class Registry:
         self._slots[peer.slot] = None
         for other in self.peers.values():
             other.linked &= ~(1 << peer.slot)
+            other.witnesses.discard(peer.peer_id)
         if peer.is_member:
             self.order.remove(peer)
             self._member_counts[peer.group] -= 1
