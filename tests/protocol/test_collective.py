@@ -326,6 +326,21 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
     assert sent[0] == ("c1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, b"))
 
 
+def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
+    """L2: of two peers, after a minute of a large tensor. The link is back when they call again."""
+    bench = bench_of("a", "b")
+    for name in "ab":
+        bench.begin(name, 1)
+    bench.tick(60 * limits.SECOND)
+    for name, other in ("ab", "ba"):
+        bench.finish(name, 1, ok=False, digest=0, fault=pid(other), reason="link broke")
+    unlink(bench, "ab")
+    bench.link("a", "b")
+    for name in "ab":
+        bench.begin(name, 2)
+    assert bench.machine.operations.running and not bench.machine.operations.pending
+
+
 @pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER"])
 def test_trees_take_the_place_of_a_ring(kind: str) -> None:
     """L2: where links connect all, whatever a collective moves goes through who has them. Its owners are the roots."""

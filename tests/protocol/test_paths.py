@@ -161,10 +161,32 @@ def test_surplus_of_a_large_group(
 
 def test_a_link_that_goes_on_failing_makes_surplus() -> None:
     net = Net("abc", "ac")
-    net.blame("bc", limits.LINK_FAILING_MAX_NS - 1)
+    for cost_ns in (limits.STALL_TIMEOUT_NS, limits.LINK_FAILING_MAX_NS - limits.STALL_TIMEOUT_NS - 1):
+        net.blame("bc", cost_ns)
     assert net.paths.surplus(net.of("abc"), NOW) == []
     net.blame("bc", 1)
     assert net.paths.surplus(net.of("abc"), NOW) == [(net.peers["c"], net.of("ab"))]
+
+
+def test_a_link_that_breaks_late_costs_no_more_than_one_that_stalls() -> None:
+    """L2: what the attempt had done before took its time, too."""
+    net = Net("ab")
+    net.blame("ab", 3600 * limits.SECOND)
+    assert net.order("ab") == "ab" and net.paths.surplus(net.of("ab"), NOW) == []
+
+
+def test_groups_that_are_gone_are_forgotten() -> None:
+    """B1: peers come with one group after the other, and some of their links are down."""
+    net = Net("a")
+    for group in range(1, 9):
+        three = [peer(name, group) for name in "xyz"]
+        for one in three:
+            net.registry.add(one)
+        net.registry.admit(three)
+        assert net.paths.order(three, NOW) is None
+        for one in three:
+            net.registry.remove(one)
+    assert len(net.paths._known) == 1
 
 
 def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:

@@ -685,3 +685,17 @@ def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
         bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
     bench.leave("c")
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, 1)
+
+
+def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() -> None:
+    """L2: two syncs fail by it, each after a while, and the third one goes on where they were."""
+    bench = bench_of("a", "b")
+    for call_id in (1, 2, 3):
+        bench.say("a", offer(call_id, 5))
+        bench.say("b", offer(call_id, 0, entry("w", "2")))
+        bench.tick(limits.STALL_TIMEOUT_NS)
+        fault = None if call_id == 3 else pid("a")
+        bench.fetched("b", call_id, call_id, ok=fault is None, fault=fault)
+    for name in "ab":
+        bench.begin(name, 4)
+    assert bench.machine.operations.running and not bench.machine.operations.pending

@@ -39,7 +39,8 @@ class Fault:
     seen_ns: int
     """When it failed last."""
     cost_ns: int
-    """Total duration of the attempts that it made fail."""
+    """Total duration of the attempts that it made fail. Each counts as long as a stall takes, at most: what it had done
+    before the link broke took its time, too."""
     count: int
     """Element count of the largest of these attempts: the success of a smaller one proves nothing."""
     is_named: bool = False
@@ -70,6 +71,8 @@ class Paths:
             return list(members)
         facts = (tuple(members), tuple(peer.linked for peer in members), down, tuple(suspects))
         group = members[0].group if members else 0
+        if group not in self._known:  # Groups without members make room.
+            self._known = {other: kept for other, kept in self._known.items() if self._registry.member_count(other)}
         if self._known.get(group, (None,))[0] != facts:
             self._known[group] = facts, self._find(members, down, suspects)
         return self._known[group][1]
@@ -183,8 +186,8 @@ class Paths:
     def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
         """The link between two peers made an attempt with `count` elements fail, after `cost_ns`."""
         fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
-        fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
-        fault.is_named = True
+        fault.seen_ns, fault.count, fault.is_named = now_ns, max(fault.count, count), True
+        fault.cost_ns += min(cost_ns, limits.STALL_TIMEOUT_NS)
 
     def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
         """An attempt with `count` elements, begun at `begun_ns`, stalled on one of these links; no peer knows which.

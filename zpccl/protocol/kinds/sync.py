@@ -422,6 +422,9 @@ class StateSyncs(Kind[Transfer]):
         self._outbox.counts.syncs_aborted += not verdict.is_commit
         if verdict.is_commit:
             self.restore_last(transfer.group, transfer.revision, frozenset(transfer.calls))
+            near = {peer: sources + transfer.partial_seeds.get(peer, ()) for peer, sources in transfer.sources.items()}
+            only = [(peer, of[0]) for peer, of in near.items() if len(of) == 1 and transfer.fetch[peer]]
+            self._paths.trust(only, 0)  # All that it fetched came over this link.
         self._refuse_waiting(transfer)
 
     def _can_finish(self, transfer: Transfer, survivors: list[Peer]) -> bool:
