@@ -10,10 +10,12 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import Decision, Kick, Linked, Plan
+from zpccl.protocol.messages import Acknowledgement, Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import SYNC, Key
 
 from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
+from .standby import Standby
+from .takeover import TakeOver
 
 WARNING = limits.STRAGGLER_WARNING_NS
 TIMEOUT = 25 * limits.SECOND
@@ -235,6 +237,27 @@ def test_a_timeout_shorter_than_the_warning() -> None:
     assert bench.names() == "a"
     assert bench.now_ns < WARNING
     assert bench.verdict("a", 1) == Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
+
+
+@pytest.mark.parametrize("kind", [TakeOver, Standby])
+def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] | type[Standby]) -> None:
+    """L3: c may have voted before, at the former master. Once it is here it has the time that others have."""
+    bench = kind(MasterOptions(straggler_timeout_ns=limits.SECOND))
+    for name in "ab":
+        bench.report(name, "abc")
+    bench.recover()
+    for name in "ab":
+        bench.say(name, Acknowledgement(bench.machine.registry.epoch))
+        bench.begin(name, 1)
+    for _ in range(3):
+        bench.tick(limits.SECOND)
+    bench.report("c", "abc")
+    assert bench.names() == "abc"
+    bench.tick(limits.SECOND - 1)
+    assert bench.names() == "abc"
+    bench.tick_at_deadline()
+    bench.tick(limits.SECOND)
+    assert bench.names() == "ab"
 
 
 def test_a_straggler_in_two_operations_is_removed_once() -> None:

@@ -1111,7 +1111,7 @@ class MasterMachine:
         """A member of the adopted list is here."""
         peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
         peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
-        peer.host, peer.host_size = hello.host, hello.host_size
+        peer.host, peer.host_size, peer.answered_ns = hello.host, hello.host_size, self._outbox.now_ns
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.bind(peer, event.connection)
 

@@ -174,11 +174,12 @@ class Stragglers:
         for wait in waits:
             next_ns = self._warn_ns(wait)
             stragglers = wait.stragglers()
-            if timeout_ns is not None:
-                late = [peer for peer, since_ns in stragglers.items() if now_ns - since_ns >= timeout_ns]
+            if timeout_ns is not None:  # Who is still to report is lost as others are: it may have voted before.
+                here = {peer: since_ns for peer, since_ns in stragglers.items() if peer.has_reported}
+                late = [peer for peer, since_ns in here.items() if now_ns - since_ns >= timeout_ns]
                 for peer in late:
                     overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and it did not vote")
-                due_ns = [since_ns + timeout_ns for peer, since_ns in stragglers.items() if peer not in late]
+                due_ns = [since_ns + timeout_ns for peer, since_ns in here.items() if peer not in late]
                 next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Peers held up now are not late before that.
             self._check_no_later(next_ns)
         return list(overdue.items())
