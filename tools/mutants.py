@@ -338,7 +338,7 @@ host-admitted-beside-its-members: protocol.membership:Registry.whole_hosts (unit
   + True
 missing-peers-of-a-host-untold: protocol.membership:Registry.host_missing (unit tests)
   L1: a peer whose host has lost another one before this master was started waits to be admitted without end
-  - peer.host_size - len(self.pending_of(peer.host))
+  - peer.host_size - len(here)
   + 0
 absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_over (unit tests)
   L2: a returning peer that the adopted list names is told that its token is wrong, or waits without end

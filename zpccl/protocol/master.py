@@ -519,6 +519,7 @@ class MasterMachine:
             phase=PeerPhase.READY if hello.is_ready else PeerPhase.PREFETCHING,
             host=hello.host,
             host_size=hello.host_size,
+            registered_ns=self._outbox.now_ns,
             apart_ns=self._apart_ns(hello) if hello.host and hello.master_index else None,
         )
         self._losses.note_handshake(peer, hello.handshake_ms)

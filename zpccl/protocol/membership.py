@@ -88,6 +88,8 @@ class Peer:
     """Whose peers are admitted and removed together; empty: it comes and goes by itself."""
     host_size: int = 0
     """How many peers the host has."""
+    registered_ns: int = 0
+    """When it registered, as a pending peer."""
     apart_ns: int | None = None
     """From when it waits for its host, at a master that is not the first of its list; None once that has been whole."""
     is_left_over: bool = False
@@ -205,8 +207,9 @@ class Registry:
         return [peer for peer in self._pending.values() if peer.host == host]
 
     def host_missing(self, peer: Peer) -> int:
-        """How many peers of the host of a pending peer have not registered."""
-        return max(0, peer.host_size - len(self.pending_of(peer.host))) if peer.host and not peer.is_member else 0
+        """How many peers of the host of a pending peer have not registered, or are away."""
+        here = [other for other in self.pending_of(peer.host) if other.connection is not None]
+        return max(0, peer.host_size - len(here)) if peer.host and not peer.is_member else 0
 
     def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those pending peers whose whole host is among them, and has no members yet; and those without a host."""
@@ -299,8 +302,9 @@ class Registry:
                 del self._member_counts[peer.group]
             self.epoch += 1
         elif peer.host and not (peer.is_left_over or is_sent_on):
-            for other in self.pending_of(peer.host):
-                other.is_left_over = True
+            for other in self.pending_of(peer.host):  # Not its new processes, which have come since this one was gone.
+                if peer.disconnected_ns is None or other.registered_ns <= peer.disconnected_ns:
+                    other.is_left_over = True
 
     def are_linked(self, one: Peer, other: Peer) -> bool:
         """True if both ends report that their link is up."""
