@@ -307,6 +307,51 @@ def test_what_is_left_of_a_host_does_not_take_its_new_processes_along(
     assert [peer.name for peer in bench.machine.registry.pending()] == ["g"] and "g" not in kicked(bench)
 
 
+def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
+    bench: MasterBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L2: a far host was restarted at once, so the master waits for its old processes when the new ones come."""
+    come(bench, "ef", handshake_ms=400)
+    for name in "ef":
+        bench.disconnect(name)
+        bench.tick(1)
+    for group, name in enumerate("gh"):
+        monkeypatch.setitem(GROUPS, name, group)
+        monkeypatch.setitem(HOSTS, name, "three")
+        come(bench, name, handshake_ms=400)
+        told = [m.host_missing for m in bench.said[bench.connections["g"]] if isinstance(m, Welcome)]
+        assert told[-1] == 1 - group  # L1: those that are away may not come back.
+    link(bench)
+    bench.tick(limits.RECONNECT_GRACE_HANDSHAKES * 400 * limits.MS)
+    assert kicked(bench) == {} and bench.pending() == "gh"
+    all_call(bench, UPDATE, 2)
+    assert bench.names() == "abcdgh"
+
+
+def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: of two halves the one with the earliest member stays. That is another one in each group here.
+
+    All hosts had lost a peer then, so all others were removed, too.
+    """
+    for name, host in zip("ghij", ("four", "four", "five", "five"), strict=True):
+        monkeypatch.setitem(GROUPS, name, int(name in "hj"))
+        monkeypatch.setitem(HOSTS, name, host)
+    bench = MasterBench()
+    come(bench, "abcfedghij")
+    link(bench)
+    all_call(bench, UPDATE, 1)
+    bench.leave("a")
+    names = bench.names()
+    assert names == "cfedghij"
+    for half in (("two", "four"), ("three", "five")):
+        for group in (0, 1):
+            bench.link(*(name for name in names if HOSTS[name] in half and GROUPS[name] == group))
+    for name in names:
+        bench.begin(name, 5, oldest=5)
+    bench.tick_at_deadline()
+    assert bench.names() == "cdgh"
+
+
 def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> None:
     """L3: it is sent on later, and not told to go."""
     bench = MasterBench(MasterOptions(disconnect_grace_ns=4 * limits.HOST_WAIT_NS))

@@ -662,9 +662,12 @@ class MasterMachine:
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
-        for peer, reason in self.operations.tick(now_ns):
-            if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
-                self.operations.wait_again(now_ns)
+        for group in self.operations.tick(now_ns):
+            for peer, others in self.paths.surplus(self.registry.members(group), now_ns):
+                reason = f"no working data connection to {names(others)}"
+                if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
+                    self.operations.wait_again(now_ns)
+            self._remove_broken_hosts(now_ns)  # Without these, those who are left of the next group may be connected.
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
         self._announce_epoch(now_ns)

@@ -155,13 +155,13 @@ class Kind(Generic[AttemptT]):
     def tick(self, now_ns: int) -> None:
         """The deadline has passed."""
 
-    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members to remove because plans have waited too long for their links, with reasons."""
+    def overdue(self, now_ns: int) -> list[int | None]:
+        """The groups in which plans have waited too long for links: members that are cut off are to be removed."""
         del now_ns
         return []
 
     def wait_again(self, now_ns: int) -> None:
-        """The members from unreachable() must stay: restarts the wait of all plans that wait for links."""
+        """The members that are cut off must stay: restarts the wait of all plans that wait for links."""
 
     def judge(self, attempt: AttemptT, survivors: list[Peer]) -> Verdict | None:
         """The verdict on an attempt with these survivors; None while it continues. Changes nothing."""
@@ -556,14 +556,14 @@ class Operations:
         for kind in self.kinds:
             kind.on_links_changed(now_ns)
 
-    def tick(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Returns the members to remove because plans have waited too long for their links, with reasons."""
+    def tick(self, now_ns: int) -> list[int | None]:
+        """Returns the groups in which plans have waited too long for links."""
         for kind in self.kinds:
             kind.tick(now_ns)
-        return [found for kind in self.kinds for found in kind.unreachable(now_ns)]
+        return list(dict.fromkeys(group for kind in self.kinds for group in kind.overdue(now_ns)))
 
     def wait_again(self, now_ns: int) -> None:
-        """The members from tick() must stay: restarts the wait of all plans that wait for links."""
+        """The members that are cut off must stay: restarts the wait of all plans that wait for links."""
         for kind in self.kinds:
             kind.wait_again(now_ns)
 

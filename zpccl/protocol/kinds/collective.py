@@ -200,21 +200,16 @@ class Collectives(Kind[Reduction]):
         """Suspicion of a link may have expired: plans that wait for links are tried again."""
         self.on_links_changed(now_ns)
 
-    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members to remove, with reasons: without them, plans that have waited too long for links can be made."""
-        groups = {
-            operation.key.group: None
+    def overdue(self, now_ns: int) -> list[int | None]:
+        """The groups in which collectives have waited too long for links."""
+        return [
+            operation.key.group
             for operation in self._operations.of(COLLECTIVE)
             if operation.agreed_ns is not None and now_ns - operation.agreed_ns >= self.wait_ns
-        }
-        return [
-            (peer, f"no working data connection to {names(others)}")
-            for group in groups
-            for peer, others in self._paths.surplus(self._registry.members(group), now_ns)
         ]
 
     def wait_again(self, now_ns: int) -> None:
-        """The members from unreachable() must stay: restarts the wait of all plans that wait for links."""
+        """The members that are cut off must stay: restarts the wait of all plans that wait for links."""
         for operation in self._operations.of(COLLECTIVE):
             operation.agreed_ns = None if operation.agreed_ns is None else now_ns
 

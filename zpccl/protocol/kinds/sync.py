@@ -217,17 +217,13 @@ class StateSyncs(Kind[Transfer]):
                 self._start(transfer, now_ns, has_waited=True)
 
     def wait_again(self, now_ns: int) -> None:
-        """The members from unreachable() must stay: restarts the wait of all syncs that wait for links."""
+        """The members that are cut off must stay: restarts the wait of all syncs that wait for links."""
         for transfer in self.transfers():
             transfer.agreed_ns = None if transfer.agreed_ns is None else now_ns
 
-    def unreachable(self, now_ns: int) -> list[tuple[Peer, str]]:
-        """Members to remove because a sync has waited too long for links, with reasons: those that are cut off."""
-        found: list[tuple[Peer, str]] = []
-        for transfer in self._late(now_ns):
-            surplus = self._paths.surplus(self._registry.members(transfer.group), now_ns)
-            found += [(peer, f"no working data connection to {names(others)}") for peer, others in surplus]
-        return found
+    def overdue(self, now_ns: int) -> list[int | None]:
+        """The groups whose syncs have waited too long for links."""
+        return [transfer.group for transfer in self._late(now_ns)]
 
     def tick(self, now_ns: int) -> None:
         """A sync fails if a fetcher has waited too long for links, and nobody is cut off."""
