@@ -825,6 +825,36 @@ def test_who_has_no_plan_of_a_running_sync_takes_what_those_whom_it_reaches_have
     )
 
 
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize(("linked", "source"), [("b", "b"), ("bd", "b"), ("d", "d")])
+def test_who_has_no_plan_of_a_running_sync_fetches_what_its_holder_has(
+    bench: TakeOver, linked: str, source: str, tells: bool
+) -> None:
+    """L3: the winner, a, is gone, of which c had to fetch nothing of key v. Its contents at b and d differ.
+
+    It was to fetch those of b from d, too: what came was wrong, and the sync failed if d was all that it reached.
+    """
+    sync = running_sync(7, 2, "abd", "abcd", (3, 4, 5, 6), False)
+    for name in "bd":
+        contents = (FetchEntry("v", digest(name)),) * tells
+        plan = replace(sync.plan, how=replace(fetching(sync.plan), fetch=contents))
+        bench.report(name, "abcd", running=(replace(sync, plan=plan),))
+    bench.report("c", "abcd")
+    bench.tick_at_deadline()
+    for name, call_id in (("d", 6), ("b", 4)):
+        bench.say(name, Linked(pids("bcd".replace(name, ""))))
+        bench.say(name, offer(call_id, 2, entry("v", name, free=True), entry("w", "new")))
+    bench.say("c", Linked(pids(linked)))
+    bench.say("c", offer(5, 1, entry("v", "a", free=True), entry("w", "old")))
+    while bench.names() != "bcd":
+        bench.tick_at_deadline()
+    (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
+    assert fetching(plan).sources == pids(source)
+    assert fetching(plan).fetch == (FetchEntry("v", digest(source)), FetchEntry("w", digest("new")))
+    bench.fetched("c", 5, 7)
+    assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
+
+
 def test_who_does_not_tell_its_contents_is_no_partial_seed(bench: TakeOver) -> None:
     """S5: too many keys allow inequality for a report."""
     a_sync_with_one_who_has_no_plan(bench, "")

@@ -70,9 +70,20 @@ class Transfer(Attempt):
     free: dict[Peer, dict[str, bytes]] = field(default_factory=dict)
     """After a take-over, by peer that has its plan: the contents that it then has of keys that allow inequality."""
 
+    def contents_of(self, peer: Peer) -> dict[str, bytes]:
+        """What is known of these: of a holder, also by its offer, as it fetches nothing."""
+        is_offered = peer in self.holders and peer in self.offers
+        return self.free.get(peer) or (free_contents(self.offers[peer], ()) if is_offered else {})
+
     def has(self, peer: Peer, entries: Iterable[FetchEntry], free_keys: Container[str]) -> bool:
-        """True if a peer that has its plan then has these contents, as far as they may differ."""
-        return all(self.free[peer].get(entry.key) == entry.digest for entry in entries if entry.key in free_keys)
+        """True if a peer then has these contents, as far as they may differ; or is a holder of which it is not known.
+
+        Holders have all that was to be fetched from the winner of the election. Where another one takes its place, they
+        may differ in what is to be fetched from that.
+        """
+        held = self.contents_of(peer)
+        is_unknown = not held and peer in self.holders
+        return is_unknown or all(held.get(entry.key) == entry.digest for entry in entries if entry.key in free_keys)
 
     @property
     def group(self) -> int:
@@ -332,9 +343,9 @@ class StateSyncs(Kind[Transfer]):
         own = free_contents(offer, ())
         others = [other for other in self._operations.present(transfer.fetch) if other not in holders]
         near = self._paths.sources(peer, [*holders, *others], self._outbox.now_ns)
-        suppliers = [other for other in near if other in holders or transfer.has(other, entries, own)]
+        suppliers = [other for other in near if transfer.has(other, entries, own)]
         if near and not suppliers:  # Then it takes the contents of one that it reaches.
-            held = {key: digest for key, digest in transfer.free[near[0]].items() if key in own}
+            held = {key: digest for key, digest in transfer.contents_of(near[0]).items() if key in own}
             entries = tuple(FetchEntry(entry.key, held.get(entry.key, entry.digest)) for entry in entries)
             entries = tuple(entry for entry in entries if entry.digest != own.get(entry.key))
             suppliers = [other for other in near if transfer.has(other, entries, own)]
