@@ -12,8 +12,12 @@ import pytest
 from e2e.local import Run, failure, finish, local_run
 
 import zpccl
-from zpccl import limits
+from zpccl import communicator, limits
 from zpccl.errors import Result
+from zpccl.protocol import events
+from zpccl.protocol.messages import Kick
+from zpccl.state.transfer import StateTransfer
+from zpccl.state.workers import wait_for_end
 from zpccl.types import SharedStateSyncStrategy as Strategy
 
 pytestmark = pytest.mark.e2e
@@ -374,6 +378,28 @@ def test_nothing_is_left_of_a_sync(trio: Run) -> None:
     for revision in range(3):
         sync(trio, [state_of(revision, a=revision) for _ in range(3)])
     assert all(not comm._loop._attempts and not comm._loop._calls for comm in trio.comms if comm._loop is not None)
+
+
+@pytest.mark.parametrize("how", ["closed", "removed"])
+def test_a_peer_that_ends_while_its_state_is_digested(trio: Run, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """L1: its call raises, though it was not made by then. It waited for ever."""
+    comm, states = trio.comms[0], [state_of(1, a=number) for number in range(3)]
+
+    def make(*arguments: Any, **keywords: Any) -> StateTransfer:
+        transfer = StateTransfer(*arguments, **keywords)
+        if how == "closed":
+            comm.close()
+        else:
+            loop = comm._loop
+            assert loop is not None
+            loop._post(events.MasterMessageReceived(Kick(Result.RANK_CONNECTION_LOST, "a reason")))
+            wait_for_end(loop._thread, loop._ended)
+        return transfer
+
+    monkeypatch.setattr(communicator, "StateTransfer", make)
+    error = failure(trio.start(comm.sync_shared_state, states[0]))
+    assert isinstance(error, zpccl.InvalidUsage if how == "closed" else zpccl.Kicked)
+    assert held(states[0]) == [0.0]
 
 
 def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:

@@ -515,6 +515,22 @@ def test_partial_seeds_who_have_nothing_fail_when_their_time_is_up(monkeypatch: 
     assert net.is_as_before("b") and net.is_as_before("c")
 
 
+def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: two lose their links to the holder, and wait for each other. There is nothing wrong between these two.
+
+    The master took the link of the two for one that fails, and removed them instead of the holder.
+    """
+    monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", 100 * limits.MS)
+    net = Net(a=1, b=0, c=0)
+    net.broken |= {frozenset("ab"), frozenset("ac")}
+    net.start("bc", b="a", c="a")
+    for name in "bc":
+        assert net.reported[name].wait(30)
+        ((error, fault, dropped),) = net.reports[name]
+        assert error and fault is None and dropped[b"a"] == "it cannot be asked"
+    net.end(commit=False)
+
+
 # --- The user's thread ------------------------------------------------------------------------------------------------
 
 

@@ -364,6 +364,8 @@ class PeerLoop:
     def _refuse(self, pending: Sequence[PendingCall], error: PCCLError | None = None) -> None:
         error = error or self._machine.error or InternalError("the peer has ended")
         for call in pending:
+            if call.transfer is not None:
+                call.transfer.end(commit=False)
             with contextlib.suppress(InvalidStateError):  # It has its answer, or gets it from another thread.
                 call.future.set_exception(copy.copy(call.error or error))  # One may be the answer to many calls.
 
@@ -618,8 +620,6 @@ class PeerLoop:
         elif call in self._restoring:
             call.error = effect.error
         else:
-            if call.transfer is not None:
-                call.transfer.end(commit=False)
             self._refuse([call], effect.error)
 
     def _show_measurements(self, measurements: Measurements) -> None:
@@ -827,9 +827,6 @@ class PeerLoop:
             elif isinstance(item, NewConnection):
                 item.connection.close()
         self.view = View(State.CLOSED, self.view.epoch, self.view.members)
-        for call in calls:
-            if call.transfer is not None:
-                call.transfer.end(commit=False)
         self._refuse(calls)
         if measurements is not None and not measurements.done():
             measurements.set_exception(self._machine.error or InternalError("the peer has ended"))

@@ -31,6 +31,9 @@ Place: TypeAlias = tuple[int, int]
 LIST = -1
 """In place of the index of a block: the list of the digests of all blocks."""
 
+HAS_NOTHING = "it has nothing of what is missing"
+"""Why a partial seed is dropped that waits as its fetcher does: neither it nor the link to it is at fault."""
+
 _ASKERS_MAX = 2
 _RATE_INTERVAL_NS = 500 * limits.MS
 """Time constant of the measured rates."""
@@ -340,7 +343,7 @@ class Swarm:
         is_idle = not self._checking and not any(source.asked for source in self._sources.values())
         if is_idle and now_ns - self._moved_ns >= limits.STATE_STALL_TIMEOUT_NS:
             for peer in list(self._sources):
-                self.drop(peer, "it has nothing of what is missing")
+                self.drop(peer, HAS_NOTHING)
 
     def deadline_ns(self, now_ns: int) -> int | None:
         """When to call check() or ask() without an event; None: not needed."""

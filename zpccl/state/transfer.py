@@ -44,7 +44,7 @@ from zpccl.state.messages import (
 )
 from zpccl.state.regions import Region
 from zpccl.state.serving import MemoryChanged, Served, Server, TokenBucket
-from zpccl.state.swarm import LIST, Place, Swarm
+from zpccl.state.swarm import HAS_NOTHING, LIST, Place, Swarm
 from zpccl.state.workers import Workers, despite_interrupts, worker_count
 from zpccl.types import DigestKind
 
@@ -442,7 +442,9 @@ class StateTransfer:
             self._report(self._plan.attempt_id, conflict, self.own_id if conflict else None, dropped)
         elif swarm.has_failed:
             self._is_reported = True
-            fault, reason = dropped[-1] if dropped else (None, "nobody has it")
+            fault, reason = dropped[-1] if dropped else (None, HAS_NOTHING)
+            if reason == HAS_NOTHING:
+                fault, reason = None, "nobody that is left has what is missing"
             self._report(self._plan.attempt_id, reason, fault, dropped)
 
     def _fail(self, reason: str) -> None:
