@@ -274,9 +274,9 @@ late-plan-without-a-link: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
   S6: after a take-over, a peer that missed its plan is told to fetch from whom it cannot reach
   - entries and not suppliers
   + False
-late-plan-with-other-contents: protocol.kinds.sync:StateSyncs._plan_late (unit tests)
+late-plan-with-other-contents: protocol.kinds.sync:Transfer.has (unit tests)
   S5: after a take-over, a peer requests contents from one that will have other ones
-  - other in holders or transfer.has(other, entries, own)
+  - is_unknown or all(held.get(entry.key) == entry.digest for entry in entries if entry.key in free_keys)
   + True
 late-plan-waits-for-ever: protocol.kinds.sync:StateSyncs._plan_anew (unit tests)
   L1: after a take-over, a sync waits for ever for a peer without a plan and a link
@@ -352,14 +352,18 @@ waiting-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (
   L3: members are removed since one of their host waits in a run that newcomers have begun
   - hello.run_id not in (NO_ID, self.run_id)
   + False
+registered-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
+  S6: a whole member is told that it was removed, as it registered before a report told of its admission
+  - hello.run_id == self.run_id and hello.term == self.term and self._has_our_promise(hello)
+  + False
 forgotten-promise-counts: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   S3: one of several masters counts a peer that had promised another one, before another run registered it
   - not self._leader.needs_quorum
   + True
 returning-peer-comes-back-at-once: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   L1: a list answers the round of a returning peer in which the others of its run wait for it
-  - not hello.is_returning
-  + True
+  - hello.is_member or hello.is_returning
+  + hello.is_member
 asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
   B1: asks a peer that promises nothing at each of its Hellos, which are its answers
   - connection in self._asked
@@ -806,6 +810,14 @@ attempt-left-behind-stays: protocol.takeover:TakeOver.apply (unit tests)
   L1: an attempt of members that are removed has no end, and nobody can call anything at its tag
   - self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
   + pass
+removed-member-leaves-attempt-behind: protocol.recovery:History.drop (unit tests)
+  S1: an attempt is aborted that one peer has just committed, since a removed member has gone on without the others
+  - self._reporters = [reporter for reporter in self._reporters if reporter not in gone]
+  + pass
+round-answers-another-call: protocol.master:MasterMachine._would_admit (unit tests)
+  L1: a late newcomer's round answers a call that was made after the one that it was admitted in
+  - self._has_decided() or self._outbox.refused_ns > self._adopted_ns
+  + False
 branches-remove-each-other: protocol.recovery:History.parted (unit tests)
   S6: of three branches each removes the members of the other two, and nobody is left
   - peer_id not in found
@@ -1036,6 +1048,14 @@ removed-members-left-alone: protocol.master:MasterMachine._step_down (unit tests
   L2: a member that was to be removed waits for ever for a master that has stepped down
   - members += self._dismissed
   + members += []
+lost-links-show-losses-in-an-outage: protocol.losses:Losses.is_given_up (unit tests)
+  L2: the first member that is back after an outage of all removes the others
+  - self.network is not NetworkState.UP and peer.is_member
+  + False
+dead-peers-vouch: protocol.losses:Losses.is_given_up (unit tests)
+  L1: two processes of a far host that die together are lost after the whole grace
+  - self._is_linked(peer, only_connected=True)
+  + self._is_linked(peer)
 held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   L2: members are lost while a master holds them that does not know yet that it is cut off
   - self._is_linked(peer)
@@ -1224,6 +1244,27 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
   S1: the first of the order, which sends, is not the root
   - order.index(0)
   + 0
+# --- Who is removed ---------------------------------------------------------------------------------------------------
+late-break-costs-all-of-an-attempt: protocol.paths:Paths.blame (unit tests)
+  L2: a link that broke once, late in a long attempt, counts as down
+  - min(cost_ns, limits.STALL_TIMEOUT_NS)
+  + cost_ns
+absent-member-is-a-straggler: protocol.stragglers:Stragglers.tick (unit tests)
+  L3: a member is removed on its way to a new master
+  - peer.has_reported
+  + True
+new-processes-of-a-host-left-over: protocol.membership:Registry.remove (unit tests)
+  L2: a host that restarts is removed for the old processes that are lost later
+  - peer.disconnected_ns is None or other.registered_ns <= peer.disconnected_ns
+  + True
+halves-differ-by-group: protocol.master:MasterMachine._on_tick (unit tests)
+  L2: each group keeps another half of hosts that are cut in two, and everybody is removed
+  - self._remove_broken_hosts(now_ns)
+  + pass
+holders-have-all: protocol.kinds.sync:Transfer.has (unit tests)
+  L3: a peer fetches from a holder what that one does not have
+  - not held and peer in self.holders
+  + peer in self.holders
 # --- Measurements for users -------------------------------------------------------------------------------------------
 measurements-told-to-anybody: protocol.master:MasterMachine._on_message (unit tests)
   S6: a newcomer has the master collect and send what it has measured

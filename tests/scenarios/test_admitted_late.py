@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zpccl.protocol.messages import Decision, Members
+from zpccl.protocol.messages import Decision, Members, TopologyKind
 from zpccl.protocol.peer import State
 
-from .world import ONE, Call, Peer, World, one_master
+from .digests import give_up
+from .world import ONE, Call, Peer, World, check_agreement, one_master
 
 
 def admit_as_it_dies(members: str, joiners: str, heard: str) -> tuple[World, dict[str, Peer], list[Call]]:
@@ -51,6 +52,23 @@ def test_two_that_were_admitted_together_come_late(order: str) -> None:
     check(world, peers, updates)
 
 
+@pytest.mark.parametrize("is_back_early", [True, False])
+def test_who_was_admitted_and_is_lost_as_a_newcomer_before_its_admission_is_known(is_back_early: bool) -> None:
+    """S6: n has not heard of it, and registers anew. The master loses it, and hears then that it is a member."""
+    world, peers, updates = admit_as_it_dies("pqr", "no", "ro")
+    n, master = peers["n"], world.masters["m"]
+    world.until(lambda: n.peer_id in master.machine.registry.peers)
+    world.cut([n], "m")
+    world.until(lambda: n.peer_id not in master.machine.registry.peers, what="the loss of n")
+    if is_back_early:
+        world.join([n], "m")
+        world.until(lambda: n.peer_id in master.machine.registry.peers)
+    world.join([peers["o"]], "m")
+    world.run(0.5)
+    world.join([n, peers["r"]], "m")
+    check(world, peers, updates)
+
+
 @pytest.mark.parametrize("order", ["rn", "nr"])
 def test_a_member_that_knows_it_comes_before_who_was_admitted(order: str) -> None:
     """S6: r knows of n's admission. p and q do not."""
@@ -59,6 +77,42 @@ def test_a_member_that_knows_it_comes_before_who_was_admitted(order: str) -> Non
         world.join([peers[name]], "m")
         world.run(0.5)
     check(world, peers, updates)
+
+
+@pytest.mark.parametrize("has_reduced", [True, False])
+@pytest.mark.parametrize("kind", [TopologyKind.PENDING, TopologyKind.OPTIMIZE])
+def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
+    kind: TopologyKind, has_reduced: bool
+) -> None:
+    """L1: p and q give update_topology() up while no master leads, and p makes another call when n comes. That must not
+    be answered with the value of the update: q, which calls later, would wait for p."""
+    world, (p, q) = one_master("pq")
+    n = world.peer("n", ONE)
+    n.connect()
+    world.run(0.5)
+    world.drop_to_peers.update("pq")
+    updates = [p.topology(), q.topology()]
+    world.until(lambda: n.state is State.MEMBER)
+    world.run(0.02)
+    world.kill_master("m")
+    world.cut([n], "m")
+    world.drop_to_peers.clear()
+    world.run(0.1)
+    for call in updates:
+        give_up(call.peer, call)
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    if has_reduced:
+        world.settle([p.reduce(), q.reduce()])
+    asks = [p.topology(kind)]
+    world.run(0.05)
+    world.join([n], "m")
+    world.run(1)
+    asks.append(q.topology(kind))
+    world.settle(asks)
+    check_agreement(asks)
+    assert new.member_names == "pq"
 
 
 @pytest.mark.parametrize("unheard", ["p", "pn", "q"])

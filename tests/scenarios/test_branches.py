@@ -9,9 +9,10 @@ import pytest
 
 from zpccl import limits
 from zpccl.protocol import events
-from zpccl.protocol.messages import Decision, PeerMessage, TopologyKind, Votes
+from zpccl.protocol.messages import Decision, PeerMessage, RunReport, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
+from .digests import TellingWorld
 from .world import ONE, TWO, Call, Connection, Master, Peer, World, check_agreement, one_master, two_masters
 
 
@@ -417,6 +418,55 @@ def test_attempt_of_those_who_go_does_not_stay() -> None:
     again = [r.reduce(), s.reduce()]
     world.settle(again)
     assert all(call.is_ok for call in again), again
+
+
+def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: x has returned from an all-reduce and gone on alone: its master had lost the others. It comes late to their
+    next one, and goes. Its digest reaches p by then, and not q: the master does not end the attempt as x left it."""
+    world = TellingWorld()
+    world.start_master("m", 77)
+    (p,) = world.begin_run("p", ONE)
+    q, x, *others = (world.peer(name, ONE, group=int(name in "yz")) for name in "qxyz")
+    for peer in (q, x, *others):
+        peer.connect()
+    world.run(0.5)
+    world.admit([p], [q, x, *others])
+    held: list[events.DigestReceived] = []
+    handle = p.handle
+
+    def hold(event: events.PeerEvent) -> None:
+        if isinstance(event, events.DigestReceived) and event.peer_id == x.peer_id:
+            held.append(event)
+        else:
+            handle(event)
+
+    monkeypatch.setattr(p, "handle", hold)
+    monkeypatch.setattr(
+        q, "handle", lambda event, take=q.handle: None if isinstance(event, events.DigestReceived) else take(event)
+    )
+    world.filter = lambda to, message: None if to is not x and isinstance(message, Decision) else message
+    sums = [peer.reduce() for peer in (p, q, x)]
+    world.until(lambda: sums[2].has_ended)
+    world.run(0.05)
+    world.cut([p, q, *others], "m")
+    is_led(world, "x")
+    world.settle([x.topology(TopologyKind.PENDING)])
+    world.kill_master("m")
+    world.cut([x], "m")
+    world.filter = lambda to, message: message
+    world.join([p, q, *others], "m")
+    take_over(world, 500)
+    world.settle([peer.reduce() for peer in others])
+    assert not any(call.has_ended for call in sums[:2])
+    world.join([x], "m")
+    count = len(x.sent)
+    world.until(lambda: any(isinstance(message, RunReport) for message in x.sent[count:]))
+    world.run(0.006)  # The report has come, and what the master says of it is on its way.
+    for event in held:
+        handle(event)
+    world.settle(sums)
+    assert [call.result for call in sums] == [7, 7, 7]
+    assert p.state is q.state is State.MEMBER and x.state is State.CLOSED
 
 
 def test_two_runs_and_removed_members_of_one() -> None:

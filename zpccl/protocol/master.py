@@ -426,12 +426,15 @@ class MasterMachine:
     def _has_heard_nothing(self, known: Peer, hello: Hello) -> bool:
         """True for a member that the former master has admitted, and that has never been a member of any run.
 
-        With one address it may wait in a run that began meanwhile, and that nobody leads by now. With several masters
-        another one may, and the peer may have promised here what it has forgotten since.
+        It may be that this master has registered it, and lost it before it heard of the admission. With one address it
+        may wait in a run that began meanwhile, and that nobody leads by now. With several masters another one may, and
+        the peer may have promised here what it has forgotten since.
         """
         is_new = hello.run_id == NO_ID and hello.leader == NO_ID
+        was_here = hello.run_id == self.run_id and hello.term == self.term and self._has_our_promise(hello)
         waits_elsewhere = hello.run_id not in (NO_ID, self.run_id) and not self._leader.needs_quorum
-        is_unaware = (is_new or waits_elsewhere) and not hello.is_member and not hello.is_returning
+        is_known = hello.is_member or hello.is_returning
+        is_unaware = not is_known and (is_new or was_here or waits_elsewhere)
         return is_unaware and not known.has_reported and known.may_have(hello.token)
 
     def _ask_again(self, connection: Hashable) -> bool:
@@ -1073,7 +1076,7 @@ class MasterMachine:
             return self._on_hello(event, bound, hello, now_ns)
         if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_report(event.connection, report)
-        is_new = hello.peer_id not in self.registry.old_members or history.would_admit(report, self.registry.round)
+        is_new = hello.peer_id not in self.registry.old_members or self._would_admit(history, report)
         if known is None and is_new and not self._leader.may_change:
             if len(self._deferred) < limits.PEERS_MAX:
                 self._asked.add(event.connection)
@@ -1094,6 +1097,15 @@ class MasterMachine:
             others = [other for other in self.registry.order if other is not peer]
             self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
         self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=late)
+
+    def _would_admit(self, history: History, report: RunReport) -> bool:
+        """True for a newcomer of whose admission no member has heard, while they wait in the call that admitted it.
+
+        They do not any more once they have given it up, or made others: they will not take its answer for that of the
+        next one.
+        """
+        have_gone_on = self._has_decided() or self._outbox.refused_ns > self._adopted_ns
+        return history.would_admit(report, self.registry.round) and not have_gone_on
 
     def _welcome_late(
         self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None
@@ -1144,7 +1156,7 @@ class MasterMachine:
         if hello.run_id != history.run_id or is_other:
             self._refuse_report(connection, report)
             return None
-        is_admission = history.would_admit(report, self.registry.round)  # By the former master; no other peer knew it.
+        is_admission = self._would_admit(history, report)  # By the former master; no other peer knew it.
         if peer is not None:
             self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:

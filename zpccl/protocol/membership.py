@@ -380,6 +380,8 @@ class Outbox:
         self.now_ns = 0
         self.answered_ns = -1
         """When the last answer to a call was sent."""
+        self.refused_ns = -1
+        """When the last call ended that was withdrawn or refused."""
 
     def send(self, peer: Peer, message: MasterMessage, *, may_wait: bool = False) -> None:
         """Sends to one peer, if it is connected."""
@@ -402,6 +404,8 @@ class Outbox:
         assert message.call_id not in peer.answers
         peer.open_calls.pop(message.call_id, None)
         peer.answered_ns = self.answered_ns = self.now_ns
+        if not message.round and not message.is_of_attempt:
+            self.refused_ns = self.now_ns
         peer.answers[message.call_id] = kept or message
         if len(peer.answers) > limits.ANSWERS_KEPT_MAX:
             del peer.answers[next(iter(peer.answers))]

@@ -111,12 +111,14 @@ class History:
     def drop(self, gone: Container[bytes]) -> None:
         """Takes back what those have reported that are to be removed: the others have gone on without them.
 
-        They may know of rounds, outcomes and syncs of a branch of the run that does not go on.
+        They may know of rounds, outcomes and syncs of a branch of the run that does not go on, and have left attempts
+        behind there that the others are still in.
         """
         if not any(reporter in gone for reporter in self._reports):
             return
         self._reports = {reporter: report for reporter, report in self._reports.items() if reporter not in gone}
         self._running = [item for item in self._running if item[0] not in gone]
+        self._reporters = [reporter for reporter in self._reporters if reporter not in gone]
         self._forget_facts()
         for report in self._reports.values():
             self._merge(report)
