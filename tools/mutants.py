@@ -1052,10 +1052,6 @@ lost-links-show-losses-in-an-outage: protocol.losses:Losses.is_given_up (unit te
   L2: the first member that is back after an outage of all removes the others
   - self.network is not NetworkState.UP and peer.is_member
   + False
-dead-peers-vouch: protocol.losses:Losses.is_given_up (unit tests)
-  L1: two processes of a far host that die together are lost after the whole grace
-  - self._is_linked(peer, only_connected=True)
-  + self._is_linked(peer)
 held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   L2: members are lost while a master holds them that does not know yet that it is cut off
   - self._is_linked(peer)
@@ -1245,7 +1241,7 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
   - order.index(0)
   + 0
 # --- Who is removed ---------------------------------------------------------------------------------------------------
-late-break-costs-all-of-an-attempt: protocol.paths:Paths.blame (unit tests)
+late-break-costs-all-of-an-attempt: protocol.kinds.collective:Collectives._blame (unit tests)
   L2: a link that broke once, late in a long attempt, counts as down
   - min(cost_ns, limits.STALL_TIMEOUT_NS)
   + cost_ns

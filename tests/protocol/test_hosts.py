@@ -328,6 +328,44 @@ def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
     assert bench.names() == "abcdgh"
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_only_who_is_there_makes_a_host_whole(monkeypatch: pytest.MonkeyPatch, is_whole: bool) -> None:
+    """L2: a host was restarted while a master that is not the first of the list led. The old processes are away yet."""
+    bench = MasterBench()
+    how = {"masters": MASTERS, "master_index": 1, "handshake_ms": 400}
+    come(bench, "abef", **how)
+    link(bench)
+    bench.disconnect("e")
+    if is_whole:
+        bench.tick(1)
+        bench.disconnect("f")
+    else:
+        bench.leave("f")
+    for group, name in enumerate("gh"[: 1 + is_whole]):
+        bench.tick(1)
+        monkeypatch.setitem(GROUPS, name, group)
+        monkeypatch.setitem(HOSTS, name, "three")
+        come(bench, name, **how)
+    link(bench)
+    bench.tick(limits.RECONNECT_GRACE_HANDSHAKES * 400 * limits.MS)
+    assert bench.pending() == ("gh" if is_whole else "g") and kicked(bench) == {}
+    told = bench.tick(2 * limits.HOST_WAIT_NS)
+    sent_on = {str(to)[0] for to, message in told if isinstance(message, Refused)}
+    assert sent_on == (set() if is_whole else {"g"})
+
+
+def test_a_host_is_whole_once_who_was_away_is_back() -> None:
+    bench = MasterBench()
+    how = {"masters": MASTERS, "master_index": 1, "handshake_ms": 400}
+    come(bench, "abe", **how)
+    bench.disconnect("e")
+    come(bench, "f", **how)
+    come(bench, "e", connection=2, **how)
+    link(bench)
+    assert not [m for _, m in bench.tick(2 * limits.HOST_WAIT_NS) if isinstance(m, Refused)]
+    assert bench.pending() == "ef"
+
+
 def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """L2: of two halves the one with the earliest member stays. That is another one in each group here.
 

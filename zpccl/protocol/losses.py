@@ -107,23 +107,19 @@ class Losses:
         if may_be_elsewhere:
             wait_ns = limits.CUT_OFF_WAIT_NS if self._is_linked(peer) else limits.QUORUM_WAIT_NS
             return peer.disconnected_ns + max(recovery_wait_ns, wait_ns)
-        if peer.witnesses and self.is_given_up(peer):  # The last one that had a link to it has disconnected, too.
-            return peer.disconnected_ns
         return peer.disconnected_ns + (self._grace_of(peer) if peer.has_reported else recovery_wait_ns)
 
     def is_given_up(self, peer: Peer) -> bool:
         """True if members lost their links to a disconnected peer: any of them to a near peer, all to a far one.
 
-        One link to a far host may break together with its connection to the master; if a process dies, all break. What
-        disconnected members said of their links is out of date. No member while the network is not UP.
+        One link to a far host may break together with its connection to the master; if a process dies, all break. No
+        member while the network is not UP.
         """
         if self.network is not NetworkState.UP and peer.is_member:
             return False
-        return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer, only_connected=True)
+        return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer)
 
-    def _is_linked(self, peer: Peer, *, only_connected: bool = False) -> bool:
+    def _is_linked(self, peer: Peer) -> bool:
         """True if another member has a link to this one."""
         others = (other for other in self._registry.members(peer.group) if other is not peer)
-        return any(
-            other.linked >> peer.slot & 1 for other in others if other.connection is not None or not only_connected
-        )
+        return any(other.linked >> peer.slot & 1 for other in others)

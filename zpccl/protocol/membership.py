@@ -257,11 +257,9 @@ class Registry:
         self._slots[peer.slot : peer.slot + 1] = [peer]
         self.peers[peer.peer_id] = peer
         self._pending[peer.peer_id] = peer
-        if peer.host and len(of_host := self.pending_of(peer.host)) == peer.host_size:
-            for other in of_host:
-                other.apart_ns = None
         if peer.connection is not None:
             self.by_connection[peer.connection] = peer
+        self._note_whole_host(peer)
 
     def bind(self, peer: Peer, connection: Hashable | None) -> None:
         """Sets the connection of `peer`; None after the old one broke."""
@@ -271,6 +269,13 @@ class Registry:
         peer.connection = connection
         if connection is not None:
             self.by_connection[connection] = peer
+            self._note_whole_host(peer)
+
+    def _note_whole_host(self, peer: Peer) -> None:
+        """Nobody of a pending host is sent on once all are connected: who is away may be of its former processes."""
+        if peer.host and not peer.is_member and not self.host_missing(peer):
+            for other in self.pending_of(peer.host):
+                other.apart_ns = None if other.connection is not None else other.apart_ns
 
     def admit(self, peers: Iterable[Peer]) -> None:
         """Makes pending peers members, at the end of the ring, in a new epoch."""
@@ -294,7 +299,6 @@ class Registry:
         self._slots[peer.slot] = None
         for other in self.peers.values():
             other.linked &= ~(1 << peer.slot)
-            other.witnesses.discard(peer.peer_id)
         if peer.is_member:
             self.order.remove(peer)
             self._member_counts[peer.group] -= 1

@@ -39,8 +39,7 @@ class Fault:
     seen_ns: int
     """When it failed last."""
     cost_ns: int
-    """Total duration of the attempts that it made fail. Each counts as long as a stall takes, at most: what it had done
-    before the link broke took its time, too."""
+    """Total duration of the attempts that it made fail."""
     count: int
     """Element count of the largest of these attempts: the success of a smaller one proves nothing."""
     is_named: bool = False
@@ -186,8 +185,8 @@ class Paths:
     def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
         """The link between two peers made an attempt with `count` elements fail, after `cost_ns`."""
         fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
-        fault.seen_ns, fault.count, fault.is_named = now_ns, max(fault.count, count), True
-        fault.cost_ns += min(cost_ns, limits.STALL_TIMEOUT_NS)
+        fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
+        fault.is_named = True
 
     def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
         """An attempt with `count` elements, begun at `begun_ns`, stalled on one of these links; no peer knows which.

@@ -421,6 +421,7 @@ class Collectives(Kind[Reduction]):
             attempt.faults.add(edge)
             self._unexplained.discard(attempt.attempt_id)
             cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
+            cost_ns = min(cost_ns, limits.STALL_TIMEOUT_NS)  # Before the link broke the attempt took its time, too.
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Reduction) -> None:
