@@ -818,6 +818,10 @@ round-answers-another-call: protocol.master:MasterMachine._would_admit (unit tes
   L1: a late newcomer's round answers a call that was made after the one that it was admitted in
   - self._has_decided() or self._outbox.refused_ns > self._adopted_ns
   + False
+passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit tests)
+  L3: a new host is removed since a member gave up the call that admitted it
+  - not self._leader.needs_quorum and history.would_admit(report, -1) and not has_decided(report)
+  + False
 branches-remove-each-other: protocol.recovery:History.parted (unit tests)
   S6: of three branches each removes the members of the other two, and nobody is left
   - peer_id not in found

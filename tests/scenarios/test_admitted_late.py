@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zpccl.protocol.messages import Decision, Members, TopologyKind
-from zpccl.protocol.peer import State
+from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
 from .world import ONE, Call, Peer, World, check_agreement, one_master
@@ -113,6 +115,39 @@ def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
     world.settle(asks)
     check_agreement(asks)
     assert new.member_names == "pq"
+
+
+def test_who_was_admitted_by_a_call_that_was_given_up_is_admitted_again() -> None:
+    """L3: only n of the host of n and o has heard of it. p's timeout runs out, p tries again: n is not removed."""
+    world, (p, q, r) = one_master("pqr")
+    n, o = (world.peer(name, ONE, group=group) for group, name in enumerate("no"))
+    for peer in (n, o):
+        peer.machine = PeerMachine(replace(peer.machine.options, host="h", host_size=2))
+    waiting = [n.connect(), o.connect()]
+    world.run(0.5)
+    world.drop_to_peers.update("pqro")
+    updates = [peer.topology() for peer in (p, q, r)]
+    world.until(lambda: n.state is State.MEMBER)
+    world.run(0.02)
+    world.kill_master("m")
+    world.cut([n], "m")
+    world.drop_to_peers.clear()
+    world.run(0.1)
+    give_up(p, updates[0])
+    new = world.start_master("m", 500)
+    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.run(0.3)
+    assert updates[0].has_ended
+    world.join([n], "m")
+    world.run(0.5)
+    assert n.state is State.RETURNING
+    updates[0] = p.topology()
+    world.settle(updates)
+    waiting.append(n.topology())
+    world.run(0.5)
+    world.settle([*waiting, *(peer.topology() for peer in (p, q, r))])
+    assert sorted(new.member_names) == sorted("pqrno")
+    world.settle([peer.reduce() for peer in (p, q, r, n)])
 
 
 @pytest.mark.parametrize("unheard", ["p", "pn", "q"])

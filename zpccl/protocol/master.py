@@ -1170,6 +1170,10 @@ class MasterMachine:
             return None
         elif not hello.is_member:
             peer = self._register(connection, hello, event.host)
+        elif not self._leader.needs_quorum and history.would_admit(report, -1) and not has_decided(report):
+            # With several masters it sees by itself that it has taken part in nothing.
+            self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
+            return None
         else:
             self._refuse_session(connection)
             return None
