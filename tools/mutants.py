@@ -630,8 +630,8 @@ calls-in-flight-without-bound: protocol.operation:Operations._is_open (unit test
   + call_id in peer.open_calls and len(peer.open_calls) >= calls_max
 witness-of-no-link-believed: protocol.master:MasterMachine._on_linked (unit tests)
   L1: the loss of a member that has lost all its connections is noticed late
-  - not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1
-  + not peer.is_member or other.group != peer.group or not peer.linked >> peer.slot & 1
+  - not is_witness or not other.linked >> peer.slot & 1
+  + not is_witness or not peer.linked >> peer.slot & 1
 calls-of-any-group-alike: protocol.operation:Operations._is_open (unit tests)
   L3: a member has more calls in flight than the decisions that the others remember
   - calls_max = limits.calls_open_max(member_count)
@@ -1042,7 +1042,7 @@ withdrawn-calls-are-planned: protocol.master:MasterMachine._announce_epoch (unit
   + self.operations.validate
 cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
-  - peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns)
+  - not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns)
   + not peer.is_member and self._losses.on_disconnected(now_ns)
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
@@ -1245,6 +1245,18 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
   - order.index(0)
   + 0
 # --- Who is removed ---------------------------------------------------------------------------------------------------
+newcomer-shows-that-the-network-is-there: protocol.losses:Losses.on_disconnected (unit tests)
+  L3: all members are removed in an outage of all, since the master missed a pending peer last
+  - self.network is NetworkState.BACK and not has_pending and now_ns - self._back_ns < limits.CUT_OFF_SPREAD_NS
+  + False
+who-was-away-is-a-witness: protocol.master:MasterMachine._on_linked (unit tests)
+  L2: members are removed by the first one that is back after an outage of all
+  - not was_away
+  + True
+removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
+  L3: a plan waits for a link as the network of all breaks, and a member is removed for that
+  - overdue and self._losses.network is not NetworkState.UP
+  + False
 late-break-costs-all-of-an-attempt: protocol.kinds.collective:Collectives._blame (unit tests)
   L2: a link that broke once, late in a long attempt, counts as down
   - min(cost_ns, limits.STALL_TIMEOUT_NS)

@@ -326,6 +326,17 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
     assert sent[0] == ("c1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, b"))
 
 
+def test_nobody_is_removed_for_links_while_all_are_away() -> None:
+    """L3: a plan waits for a link as the network of all breaks."""
+    bench = bench_of("a", "b")
+    unlink(bench, "ab")
+    for name in "ab":
+        bench.begin(name, 1)
+        bench.disconnect(name)
+    bench.tick(60 * limits.SECOND)
+    assert bench.names() == "ab"
+
+
 def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
     """L2: of two peers, after a minute of a large tensor. The link is back when they call again."""
     bench = bench_of("a", "b")

@@ -361,6 +361,33 @@ def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) 
     assert bench.names() == "ab"  # As ever, once all are back.
 
 
+def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(bench: MasterBench) -> None:
+    """L3: the network of all is away, and the master misses its members a moment before one that is pending."""
+    bench.members("a", "b")
+    bench.hello("n")
+    for name in "abn":
+        bench.tick(10 * limits.MS)
+        bench.disconnect(name)
+    bench.tick(60 * SECOND)
+    assert bench.names() == "ab"
+    bench.hello("a", welcomed=True)
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    assert bench.names() == "ab"
+    bench.tick(1)
+    assert bench.names() == "a"
+
+
+def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
+    """L2: the network of all was away, and is back before the master has missed b."""
+    bench.members("a", "b", "c")
+    bench.hello("a", welcomed=True, connection=2)
+    bench.say("a", Linked(()))
+    bench.disconnect("b")
+    assert bench.names() == "abc"
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert bench.names() == "ac"
+
+
 def test_who_is_cut_off_again_meanwhile_is_waited_for_as_long(bench: MasterBench) -> None:
     """L3: the network of the master broke again while one was still away, and all were removed a moment later."""
     bench.members("a", "b", "c")

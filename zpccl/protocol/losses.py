@@ -8,9 +8,10 @@ have broken with it, for no sign of a loss:
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
     DOWN      -                                BACK        UP                          never
-    BACK      -                                -           UP                          some time after it came back [2]
+    BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if a pending peer is connected. [2] Or after they disconnected again or said Hello, if later.
+    [1] BACK if a pending peer is connected. [2] DOWN if they have, too, at the same time.
+    [3] Or after they disconnected again or said Hello, if later.
 """
 
 from __future__ import annotations
@@ -69,16 +70,20 @@ class Losses:
     def _enter_back(self, now_ns: int) -> None:
         self.network, self._back_ns = NetworkState.BACK, now_ns
 
-    def on_disconnected(self, now_ns: int) -> bool:
-        """A member has disconnected, and knows no other master. True if all members have, at about the same time."""
-        members = self._registry.order
-        if self.network is not NetworkState.UP or any(peer.connection is not None for peer in members):
+    def on_disconnected(self, peer: Peer, now_ns: int) -> bool:
+        """A peer has disconnected, and knows no other master. True if all members have, at about the same time."""
+        members, has_pending = self._registry.order, bool(self._registry.connected_pending())
+        if any(member.connection is not None for member in members):
+            return False
+        if self.network is NetworkState.BACK and not has_pending and now_ns - self._back_ns < limits.CUT_OFF_SPREAD_NS:
+            self.network = NetworkState.DOWN
+        if self.network is not NetworkState.UP or not peer.is_member:
             return False
         last_ns = self._last_loss_ns
         if len(members) <= 1 and (last_ns is None or now_ns - last_ns >= limits.CUT_OFF_SPREAD_NS):
             return False
         self.network = NetworkState.DOWN
-        if self._registry.connected_pending():
+        if has_pending:
             self._enter_back(now_ns)
         return True
 

@@ -382,6 +382,7 @@ class MasterMachine:
             if hello.is_ready:
                 known.on_ready()
             known.witnesses.clear()
+            known.is_back = True
             self._welcome(known)
             return self.operations.on_links_changed(now_ns)  # A sync without a source for it was to wait for it.
         if hello.is_member:
@@ -557,6 +558,7 @@ class MasterMachine:
             for other in come:
                 if other.group == peer.group and other.unlinked_ns is not None:
                     other.unlinked_ns = now_ns
+        was_away, peer.is_back = peer.is_back, False
         peer.linked = linked
         peer.witnesses.clear()
         if not peer.is_member:
@@ -568,8 +570,9 @@ class MasterMachine:
         for other in self.registry.peers_of_bits(linked):
             other.witnesses.discard(peer.peer_id)
         for other in gone:
-            # Only members are witnesses, and only of a link that both ends had reported.
-            if not peer.is_member or other.group != peer.group or not other.linked >> peer.slot & 1:
+            # Only members are witnesses, and only of a link that both ends had reported. Who was away itself is none.
+            is_witness = peer.is_member and not was_away and other.group == peer.group
+            if not is_witness or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
             if other.disconnected_ns is not None and self._losses.is_given_up(other):
@@ -626,7 +629,7 @@ class MasterMachine:
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
         # With several masters the members may have switched to another one, and this master steps down soon.
-        if peer.is_member and not self._leader.needs_quorum and self._losses.on_disconnected(now_ns):
+        if not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
         witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
         if witnesses and self._losses.is_given_up(peer):
@@ -665,7 +668,11 @@ class MasterMachine:
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
-        for group in self.operations.tick(now_ns):
+        overdue = self.operations.tick(now_ns)
+        if overdue and self._losses.network is not NetworkState.UP:
+            self.operations.wait_again(now_ns)
+            overdue = []
+        for group in overdue:
             for peer, others in self.paths.surplus(self.registry.members(group), now_ns):
                 reason = f"no working data connection to {names(others)}"
                 if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
