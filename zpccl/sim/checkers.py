@@ -34,7 +34,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
-from zpccl.sim.faults import SLOW_GRACE_NS
+from zpccl.sim.faults import OUTAGE, SLOW_GRACE_NS
 from zpccl.sim.program import Answer, Collective, Connect, Sync
 from zpccl.types import CollectiveKind
 
@@ -49,7 +49,7 @@ ANSWERS_KEPT_MAX = 64
 HOST_GONE = "has lost a peer"
 NO_RING = "around a ring of all peers"
 """What a refusal for lack of a ring says."""
-LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken"}
+LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken", OUTAGE}
 """Faults for which a member may lack links."""
 
 
@@ -482,7 +482,8 @@ class Causes(Checker):
         if kick.reason.endswith(HOST_GONE):
             mates = [other for other in self.cluster.nodes.values() if other.host == node.host]
             self.cluster.require(node.host != "", "S6", f"{node.name} has no host: {kick.reason}")
-            is_struck = self.cluster.has_cause(frozenset((node.peer_id,)), self.cluster.clock.now_ns)  # Or a mate is.
+            peer = frozenset((node.peer_id,))
+            is_struck = self.cluster.has_cause(peer, self.cluster.clock.now_ns, of_removal=True)  # Or a mate is.
             has_lost = is_struck or any(not mate.is_alive or mate.peer_id in self._evicted for mate in mates)
             self.cluster.require(has_lost, "S6", f"{node.name} is removed though its host is whole")
             self._evicted.update(mate.peer_id for mate in mates)
@@ -563,7 +564,7 @@ class Causes(Checker):
             since_ns = self.cluster.clock.now_ns
             node = self.cluster.nodes.get(peer_id)
             is_dead = node is None or not node.is_alive  # Perhaps long ago: a master waits for lost peers.
-            has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns)
+            has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns, of_removal=True)
             self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None

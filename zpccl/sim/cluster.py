@@ -30,6 +30,7 @@ from zpccl.sim.faults import (
     LASTING_NS,
     MOVE_NS,
     NOTICE_NS,
+    OUTAGE,
     SLOW_GRACE_NS,
     TAKEOVER_NS,
     Faults,
@@ -363,10 +364,19 @@ class Cluster:
             for one in self.incidents
         ]
 
-    def has_cause(self, peers: frozenset[bytes], since_ns: int) -> bool:
-        """True if a fault that was not over at `since_ns` concerns only peers among `peers`."""
+    def has_cause(self, peers: frozenset[bytes], since_ns: int, *, of_removal: bool = False) -> bool:
+        """True if a fault that was not over at `since_ns` concerns only peers among `peers`.
+
+        Nobody is removed for an outage of all, unless the master has died since a moment before.
+        """
         peers = self.with_hosts(peers)
-        return any(incident.over_ns >= since_ns and incident.peers <= peers for incident in reversed(self.incidents))
+        felt_ns = self._master_crash_ns + TAKEOVER_NS if self.master_crash_count else -1
+        return any(
+            incident.over_ns >= since_ns
+            and incident.peers <= peers
+            and not (of_removal and incident.kind == OUTAGE and incident.time_ns > felt_ns)
+            for incident in reversed(self.incidents)
+        )
 
     def has_stalled(self, since_ns: int) -> bool:
         """True if a master died after `since_ns`, and a plan that reached only some peers may have stalled them."""

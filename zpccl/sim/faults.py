@@ -68,6 +68,8 @@ class Faults:
     """Messages from some peers, to them, or both are delayed, or lost with their connection."""
     partitions: float = 0.0
     """Some peers cannot reach some masters for a while."""
+    outages: float = 0.0
+    """The network of all is away for a while: all links and all connections to the master break."""
     is_duel: bool = False
     """Partitions are short, and mostly hit the leading master."""
     revocations: float = 0.0
@@ -137,8 +139,8 @@ RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
 
 CALM = Faults("calm", joins=0.5)
 """Joins only."""
-CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, silent_chance=0.2, slow_chance=0.1)
-"""Peers join, crash and leave."""
+CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, outages=0.03, silent_chance=0.2, slow_chance=0.1)
+"""Peers join, crash and leave, and at times the network of all is away."""
 FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
@@ -377,6 +379,13 @@ NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
 """How long a silent fault may stay unnoticed."""
 
 
+OUTAGE = "the network of all is away"
+"""The kind of an incident that may abort attempts, and for which no member may be removed."""
+OUTAGE_SPREAD_NS = 300 * MS
+"""The master misses the first and the last of all in an outage so long after each other at most; if it is busy that is
+just below DISCONNECT_GRACE."""
+
+
 @dataclass(frozen=True)
 class Incident:
     """A fault that struck, and the peers that it concerns."""
@@ -398,7 +407,8 @@ class Injector:
 
     def __init__(self, cluster: Cluster, skip: Iterable[int]) -> None:
         self._cluster = cluster
-        self._rngs = {kind: cluster.child_rng() for kind in RATES}
+        # The source of outages is drawn when it is needed: the seeds of profiles without them stay what they were.
+        self._rngs = {kind: cluster.child_rng() for kind in RATES if kind != "outages"}
         self._era = 0  # Number of start() calls: timers of earlier profiles do nothing.
         self.struck: list[str] = []
         self.skip = frozenset(skip)
@@ -409,6 +419,7 @@ class Injector:
     def start(self, faults: Faults) -> None:
         """Begins a profile; ends the one before and its lasting faults."""
         self._era += 1
+        self._cluster.network.come_back()
         for pair in list(self._damaged):
             self._restore_path(pair)
         for peer_id in list(self._hung):
@@ -432,6 +443,8 @@ class Injector:
         return True
 
     def _schedule(self, kind: str, rate: float, era: int) -> None:
+        if kind not in self._rngs:
+            self._rngs[kind] = self._cluster.child_rng()
         rng = self._rngs[kind]
         strike: Callable[[random.Random], None] = getattr(self, f"_strike_{kind}")
 
@@ -604,6 +617,30 @@ class Injector:
         if hit and self.strikes("partitions", *hit.values(), is_silent=is_silent):
             self.cut_off(cuts, duration_ns, is_silent=is_silent)
 
+    def _strike_outages(self, rng: random.Random) -> None:
+        """Breaks all links and connections at once. For who was connected, that alone is no cause to be removed.
+
+        Not so for a single member, or if the master finds its members just then.
+        """
+        cluster, (master, *others) = self._cluster, self._cluster.masters
+        assert not others, "with several masters nobody waits for members that are all away"
+        notice_ns = rng.choice((0, rng.randrange(HEARTBEAT_TIMEOUT_NS)))
+        duration_ns = int(rng.uniform(0.6, 20) * SECOND)
+        if cluster.network.is_away or not self.strikes("outages", *cluster.live_nodes()):
+            return
+        is_led = master.is_alive and not master.machine.is_recovering
+        listed = [peer.peer_id for peer in master.machine.registry.order] if is_led else []
+        members = [cluster.nodes[peer_id] for peer_id in listed if peer_id in cluster.nodes]  # Others are strangers.
+        connected = [node for node in members if cluster.network.is_sound(node)]
+        is_strict = len(connected) > 1
+        for node in cluster.live_nodes():
+            kind = OUTAGE if node in connected and is_strict else "cut off from masters"
+            cluster.note(kind, node, is_silent=True, duration_ns=duration_ns)
+        for one, other in cluster.links.up():
+            cluster.links.break_link(one, other, is_silent=True)
+        cluster.network.go_away(notice_ns)
+        self.later(duration_ns, cluster.network.come_back)
+
     def cut_off(
         self, cuts: list[tuple[list[SimulatedPeer], SimulatedMaster]], duration_ns: int, *, is_silent: bool
     ) -> None:
@@ -643,5 +680,5 @@ class Injector:
         self.later(delay_ns, happen)
 
     def _strike_strangers(self, rng: random.Random) -> None:
-        if self.strikes("strangers"):
+        if not self._cluster.network.is_away and self.strikes("strangers"):
             self._cluster.strangers.visit()

@@ -176,7 +176,8 @@ class Links:
         def happen() -> None:
             end, other_end = pair.ends[dialler], pair.ends[other_id]
             other = self._cluster.nodes.get(other_id)
-            if pair.is_cut or (other is not None and other.is_behind_nat):
+            is_cut = pair.is_cut or self._cluster.network.is_away
+            if is_cut or (other is not None and other.is_behind_nat):
                 return
             is_there = other is not None and other.is_alive
             if not is_there or self._refuses(self._cluster.nodes[dialler]):

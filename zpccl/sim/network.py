@@ -11,6 +11,7 @@ connection after the heartbeat timeout. No new connection comes up over a stalle
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.session import SessionEvent
 from zpccl.sim.clock import Timer
-from zpccl.sim.faults import FAR_NS
+from zpccl.sim.faults import FAR_NS, OUTAGE_SPREAD_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -100,6 +101,8 @@ class Network:
         self._cluster = cluster
         self._rng = cluster.child_rng()
         self._count = 0
+        self.is_away = False
+        """There is no path between any two processes."""
         self.connections: dict[str, Connection] = {}  # Those whose end the master has not learnt.
         self._cut: dict[tuple[bytes, int], int] = {}  # By peer and master: number of cuts that are in force.
         self._revoked: set[tuple[bytes, int]] = set()  # Peer and master that does not admit its key any more.
@@ -118,7 +121,7 @@ class Network:
     def _reach(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
         """A connection attempt of a peer reaches the address of a master."""
         key, faults = (node.peer_id, master.index), self._cluster.faults
-        if key in self._cut or not (master.is_alive or master.is_foreign):
+        if self.is_away or key in self._cut or not (master.is_alive or master.is_foreign):
             return node.on_session(events.DialFailed("refused"))
         if self._rng.random() < faults.refusal_chance and self._cluster.injector.strikes("refusal_chance", node):
             return self._refuse(node)
@@ -208,6 +211,26 @@ class Network:
             else:
                 self.break_connection(connection, is_silent=False)
 
+    def is_sound(self, node: SimulatedPeer) -> bool:
+        """True if a peer has a connection that neither end will miss soon."""
+        connection = node.connection
+        is_whole = connection is not None and connection.is_greeted and not connection.is_broken
+        return is_whole and connection is not None and connection.stalled_until_ns <= self._cluster.clock.now_ns
+
+    def go_away(self, notice_ns: int) -> None:
+        """Ends all paths until come_back(). All ends of connections notice that after some time, one soon after the
+        other."""
+        self.is_away = True
+        for connection in list(self.connections.values()):
+            if connection.is_broken:  # The heartbeat of one that is silent already times out first.
+                self._cluster.clock.after(notice_ns, functools.partial(self._master_learns, connection))
+            after_ns = notice_ns + self._rng.randrange(OUTAGE_SPREAD_NS)
+            self.break_connection(connection, is_silent=False, after_ns=after_ns)
+
+    def come_back(self) -> None:
+        """Ends an outage of the whole network, if there is one."""
+        self.is_away = False
+
     def heal(self) -> None:
         """Ends all cuts."""
         self._cut.clear()
@@ -261,15 +284,15 @@ class Network:
 
         connection.to_peer.send(self._delay_ns(connection), deliver)
 
-    def break_connection(self, connection: Connection, *, is_silent: bool) -> None:
-        """Breaks a connection: loses a part of the messages in flight; both ends learn of it later."""
+    def break_connection(self, connection: Connection, *, is_silent: bool, after_ns: int = 0) -> None:
+        """Breaks a connection: loses a part of the messages in flight; both ends learn of it `after_ns` or later."""
         if connection.is_broken:
             return
         connection.is_broken = True
         for stream in (connection.to_master, connection.to_peer):
             stream.lose(self._rng.randint(0, len(stream)))
-        self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._master_learns(connection))
-        self._cluster.clock.after(self._notice_ns(is_silent), lambda: self._peer_learns(connection))
+        for learn in (self._master_learns, self._peer_learns):
+            self._cluster.clock.after(after_ns + self._notice_ns(is_silent), functools.partial(learn, connection))
 
     def lose_master(self, master: SimulatedMaster) -> None:
         """Breaks all connections to a dead master; what it has not read is lost."""
