@@ -1043,7 +1043,7 @@ withdrawn-calls-are-planned: protocol.master:MasterMachine._announce_epoch (unit
 cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
   - not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns)
-  + not peer.is_member and self._losses.on_disconnected(now_ns)
+  + not self._leader.needs_quorum and not peer.is_member and self._losses.on_disconnected(peer, now_ns)
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
   - self._has_one_address(self.chosen)
