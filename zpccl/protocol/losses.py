@@ -10,7 +10,7 @@ have broken with it, for no sign of a loss:
     DOWN      -                                BACK        UP                          never
     BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if a pending peer is connected. [2] DOWN if they have, too, at the same time.
+    [1] BACK if a pending peer is connected. [2] DOWN once nobody is connected.
     [3] Or after they disconnected again or said Hello, if later.
 """
 
@@ -75,7 +75,7 @@ class Losses:
         members, has_pending = self._registry.order, bool(self._registry.connected_pending())
         if any(member.connection is not None for member in members):
             return False
-        if self.network is NetworkState.BACK and not has_pending and now_ns - self._back_ns < limits.CUT_OFF_SPREAD_NS:
+        if self.network is NetworkState.BACK and not has_pending:
             self.network = NetworkState.DOWN
         if self.network is not NetworkState.UP or not peer.is_member:
             return False
