@@ -361,6 +361,16 @@ def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) 
     assert bench.names() == "ab"  # As ever, once all are back.
 
 
+def check_others_are_waited_for_once_one_is_back(bench: MasterBench, first: str) -> None:
+    """However long all members have been away, the others are lost some time after the first one is back."""
+    names = bench.names()
+    bench.hello(first, welcomed=True)
+    bench.tick(limits.RECOVERY_WAIT_NS - 1)
+    assert bench.names() == names
+    bench.tick(1)
+    assert bench.names() == first
+
+
 def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(bench: MasterBench) -> None:
     """L3: the network of all is away, and the master misses its members a moment before one that is pending."""
     bench.members("a", "b")
@@ -370,11 +380,7 @@ def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(
         bench.disconnect(name)
     bench.tick(60 * SECOND)
     assert bench.names() == "ab"
-    bench.hello("a", welcomed=True)
-    bench.tick(limits.RECOVERY_WAIT_NS - 1)
-    assert bench.names() == "ab"
-    bench.tick(1)
-    assert bench.names() == "a"
+    check_others_are_waited_for_once_one_is_back(bench, "a")
 
 
 def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
@@ -400,11 +406,7 @@ def test_all_who_are_back_are_cut_off_again_meanwhile(bench: MasterBench) -> Non
         bench.disconnect(name)
     bench.tick(60 * SECOND)
     assert bench.names() == "abc"
-    bench.hello("a", welcomed=True)
-    bench.tick(limits.RECOVERY_WAIT_NS - 1)
-    assert bench.names() == "abc"
-    bench.tick(1)
-    assert bench.names() == "a"
+    check_others_are_waited_for_once_one_is_back(bench, "a")
 
 
 def test_a_newcomer_ends_the_wait_for_those_who_are_gone(bench: MasterBench) -> None:

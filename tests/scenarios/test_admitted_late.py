@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from zpccl.protocol.messages import Decision, Members, TopologyKind
-from zpccl.protocol.peer import PeerMachine, State
+from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Peer, World, check_agreement, one_master
+from .world import ONE, Call, Peer, World, check_agreement, host_of_two, one_master
 
 
-def admit_as_it_dies(members: str, joiners: str, heard: str) -> tuple[World, dict[str, Peer], list[Call]]:
-    """The members admit peers; only some hear of that before the master is killed, and these are cut off then."""
+def admit_as_it_dies(
+    members: str, joiners: str, heard: str, *, given_up: str = "", is_host: bool = False
+) -> tuple[World, dict[str, Peer], list[Call]]:
+    """The members admit peers; only some hear of that before the master is killed, and these are cut off then.
+
+    Some give their update up while no master leads. The two peers may be a host.
+    """
     world, run = one_master(members)
-    peers = {peer.name: peer for peer in run}
-    for name in joiners:
-        peers[name] = world.peer(name, ONE)
-        peers[name].connect()
+    joining = host_of_two(world, joiners) if is_host else [world.peer(name, ONE) for name in joiners]
+    peers = {peer.name: peer for peer in [*run, *joining]}
+    for peer in joining:
+        peer.connect()
     world.run(0.5)
     world.drop_to_peers.update(set(members + joiners) - set(heard))
     updates = [peers[name].topology() for name in members]
@@ -28,6 +31,10 @@ def admit_as_it_dies(members: str, joiners: str, heard: str) -> tuple[World, dic
     world.kill_master("m")
     world.cut([peers[name] for name in heard], "m")
     world.drop_to_peers.clear()
+    world.run(0.1)
+    for name, call in zip(members, updates, strict=True):
+        if name in given_up:
+            give_up(peers[name], call)
     new = world.start_master("m", 500)
     world.until(lambda: not new.machine.is_recovering, what="the take-over")
     world.run(0.1)
@@ -88,23 +95,8 @@ def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
 ) -> None:
     """L1: p and q give update_topology() up while no master leads, and p makes another call when n comes. That must not
     be answered with the value of the update: q, which calls later, would wait for p."""
-    world, (p, q) = one_master("pq")
-    n = world.peer("n", ONE)
-    n.connect()
-    world.run(0.5)
-    world.drop_to_peers.update("pq")
-    updates = [p.topology(), q.topology()]
-    world.until(lambda: n.state is State.MEMBER)
-    world.run(0.02)
-    world.kill_master("m")
-    world.cut([n], "m")
-    world.drop_to_peers.clear()
-    world.run(0.1)
-    for call in updates:
-        give_up(call.peer, call)
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
-    world.run(0.1)
+    world, peers, _ = admit_as_it_dies("pq", "n", "n", given_up="pq")
+    p, q, n = peers.values()
     if has_reduced:
         world.settle([p.reduce(), q.reduce()])
     asks = [p.topology(kind)]
@@ -114,39 +106,24 @@ def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
     asks.append(q.topology(kind))
     world.settle(asks)
     check_agreement(asks)
-    assert new.member_names == "pq"
+    assert world.masters["m"].member_names == "pq"
 
 
 def test_who_was_admitted_by_a_call_that_was_given_up_is_admitted_again() -> None:
     """L3: only n of the host of n and o has heard of it. p's timeout runs out, p tries again: n is not removed."""
-    world, (p, q, r) = one_master("pqr")
-    n, o = (world.peer(name, ONE, group=group) for group, name in enumerate("no"))
-    for peer in (n, o):
-        peer.machine = PeerMachine(replace(peer.machine.options, host="h", host_size=2))
-    waiting = [n.connect(), o.connect()]
-    world.run(0.5)
-    world.drop_to_peers.update("pqro")
-    updates = [peer.topology() for peer in (p, q, r)]
-    world.until(lambda: n.state is State.MEMBER)
-    world.run(0.02)
-    world.kill_master("m")
-    world.cut([n], "m")
-    world.drop_to_peers.clear()
-    world.run(0.1)
-    give_up(p, updates[0])
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
-    world.run(0.3)
+    world, peers, updates = admit_as_it_dies("pqr", "no", "n", given_up="p", is_host=True)
+    p, q, r, n, o = peers.values()
+    world.run(0.2)
     assert updates[0].has_ended
     world.join([n], "m")
     world.run(0.5)
     assert n.state is State.RETURNING
     updates[0] = p.topology()
     world.settle(updates)
-    waiting.append(n.topology())
+    waiting = n.topology()
     world.run(0.5)
-    world.settle([*waiting, *(peer.topology() for peer in (p, q, r))])
-    assert sorted(new.member_names) == sorted("pqrno")
+    world.settle([waiting, *(peer.topology() for peer in (p, q, r))])
+    assert sorted(world.masters["m"].member_names) == sorted("pqrno") and o.state is State.MEMBER
     world.settle([peer.reduce() for peer in (p, q, r, n)])
 
 

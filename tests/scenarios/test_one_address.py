@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -11,10 +10,10 @@ from zpccl import limits
 from zpccl.errors import HostIncomplete, Kicked, TooFewPeers
 from zpccl.limits import SECOND
 from zpccl.protocol.messages import Hello, TopologyKind
-from zpccl.protocol.peer import PeerMachine, State
+from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Peer, World, check_agreement, one_master
+from .world import ONE, Call, Peer, World, check_agreement, host_of_two, one_master
 
 
 def begin_beside(world: World, peers: list[Peer]) -> Peer:
@@ -454,14 +453,6 @@ def test_a_returning_peer_comes_back_with_the_round_of_the_others() -> None:
     world.start_master("m", 900)
     world.settle(waiting)
     check_all_go_on(world, [n, other], own_run_id)
-
-
-def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
-    """The peers of a host, each in a group of its own."""
-    peers = [world.peer(name, ONE, group=group) for group, name in enumerate(names)]
-    for peer in peers:
-        peer.machine = PeerMachine(replace(peer.machine.options, host=names, host_size=2))
-    return tuple(peers)
 
 
 def test_a_newcomer_that_was_admitted_in_vain_is_a_member() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zpccl import limits
@@ -611,6 +611,14 @@ def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
     for address, salt in zip(TWO, salts, strict=True):
         world.start_master(address, salt)
     return world
+
+
+def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
+    """The peers of a host, each in a group of its own."""
+    peers = [world.peer(name, ONE, group=group) for group, name in enumerate(names)]
+    for peer in peers:
+        peer.machine = PeerMachine(replace(peer.machine.options, host=names, host_size=2))
+    return tuple(peers)
 
 
 def one_master(names: str) -> tuple[World, list[Peer]]:

@@ -214,8 +214,9 @@ class Network:
     def is_sound(self, node: SimulatedPeer) -> bool:
         """True if a peer has a connection that neither end will miss soon."""
         connection = node.connection
-        is_whole = connection is not None and connection.is_greeted and not connection.is_broken
-        return is_whole and connection is not None and connection.stalled_until_ns <= self._cluster.clock.now_ns
+        if connection is None or connection.is_broken or not connection.is_greeted:
+            return False
+        return connection.stalled_until_ns <= self._cluster.clock.now_ns
 
     def go_away(self, notice_ns: int) -> None:
         """Ends all paths until come_back(). All ends of connections notice that after some time, one soon after the
