@@ -394,6 +394,19 @@ def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
     assert bench.names() == "ac"
 
 
+def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: MasterBench) -> None:
+    """L3: the network of all was away, and comes and goes; c is away yet."""
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.disconnect(name)
+    for name in "ab":
+        bench.hello(name, welcomed=True)
+    bench.link("a", "b")
+    bench.say("a", Linked(()))
+    bench.disconnect("b")
+    assert bench.names() == "abc"
+
+
 def test_all_who_are_back_are_cut_off_again_meanwhile(bench: MasterBench) -> None:
     """L3: the network of the master broke again while one was still away. It is down again, for all of them."""
     bench.members("a", "b", "c")
