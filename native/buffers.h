@@ -65,7 +65,7 @@ static inline size_t frame_length(const zp__layout *l, uint8_t kind, uint64_t el
 static inline zp__slot *slot_of(const zp__attempt *attempt, const zp__frame *frame)
 {
 	const zp__layout *l = &attempt->layout;
-	if (frame->lane != 0 || frame->chunk >= l->chunks)
+	if (frame->chunk >= l->chunks)
 		return NULL;
 	if (frame->offset >= zp__chunk_elements(l, frame->chunk) || frame->offset % l->frame_elements)
 		return NULL;

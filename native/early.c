@@ -145,7 +145,7 @@ bool zp__announcement_take(zp__connection *c)
 
 static bool is_announcement(const zp__frame *frame)
 {
-	return !frame->lane && !frame->chunk && !frame->offset && !frame->length && frame->id < ZP_FREE_CHANNEL;
+	return !frame->chunk && !frame->offset && !frame->length && frame->id < ZP_FREE_CHANNEL;
 }
 
 enum zp__verdict zp__opened_admit(zp__connection *c)

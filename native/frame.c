@@ -1,6 +1,6 @@
 /* The wire format of frame headers and record prefixes; no other file reads or writes it. Pure functions, no shared state.
  *
- *   0  magic "ZPF2"         4  kind, lane, 2 zero bytes    8  attempt or channel
+ *   0  magic "ZPF2"         4  kind, 3 zero bytes         8  attempt or channel
  *  16  chunk               20  length of the body         24  offset
  *  32  checksum of body    36  checksum of bytes 0 to 35
  *
@@ -49,8 +49,7 @@ void zp__frame_encode(uint8_t header[ZP__HEADER_BYTES], const zp__frame *frame)
 {
 	put32(header, MAGIC);
 	header[4] = frame->kind;
-	header[5] = frame->lane;
-	header[6] = header[7] = 0;
+	header[5] = header[6] = header[7] = 0;
 	put64(header + 8, frame->id);
 	put32(header + 16, frame->chunk);
 	put32(header + 20, frame->length);
@@ -65,10 +64,9 @@ int zp__frame_decode(const uint8_t header[ZP__HEADER_BYTES], zp__frame *frame)
 		return -EPROTO;
 	if (get32(header + 36) != (uint32_t)zp__checksum_of(header, 36))
 		return -EBADMSG;
-	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__STARTED || header[6] || header[7])
+	if (header[4] < ZP__REDUCE_SCATTER || header[4] > ZP__STARTED || header[5] || header[6] || header[7])
 		return -EPROTO;
 	frame->kind = header[4];
-	frame->lane = header[5];
 	frame->id = get64(header + 8);
 	frame->chunk = get32(header + 16);
 	frame->length = get32(header + 20);

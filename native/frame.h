@@ -22,7 +22,6 @@ enum zp__frame_kind {
 
 typedef struct {
 	uint8_t kind;	 /* enum zp__frame_kind */
-	uint8_t lane;	 /* always 0; the lanes of an attempt are chunks */
 	uint64_t id;	 /* attempt, channel, or generation (acknowledgements) */
 	uint32_t chunk;	 /* 0 for messages */
 	uint64_t offset; /* elements from the start of the chunk; 0 for messages */

@@ -201,7 +201,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
-	if (frame->lane || frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
+	if (frame->chunk || frame->offset || frame->length > engine->config.message_bytes_max)
 		return ZP__VIOLATION;
 	if (!c->link->open)
 		return ZP__DROP;

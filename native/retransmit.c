@@ -293,7 +293,7 @@ static enum zp__verdict final_ack_admit(zp__connection *c, uint32_t generation, 
 enum zp__verdict zp__retransmit_admit(zp__connection *c)
 {
 	const zp__frame *frame = &c->rx.frame;
-	if (frame->lane || frame->length || frame->chunk >= c->link->connection_count || frame->id > UINT32_MAX)
+	if (frame->length || frame->chunk >= c->link->connection_count || frame->id > UINT32_MAX)
 		return ZP__VIOLATION;
 	zp__connection *about = &c->link->connections[frame->chunk];
 	if (!c->link->open)

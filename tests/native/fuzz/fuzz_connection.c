@@ -159,7 +159,7 @@ static void operation_frame(state *s)
 {
 	static uint8_t bytes[ZP__HEADER_BYTES + BODY_BYTES_MAX];
 	uint8_t connection = argument(s), kind = argument(s), which = argument(s), slot = argument(s), odd = argument(s);
-	zp__frame frame = {.kind = kind % 8, .chunk = which / ATTEMPTS % 2, .lane = odd == 1, .offset = odd == 2};
+	zp__frame frame = {.kind = kind % 8, .chunk = which / ATTEMPTS % 2, .offset = odd == 2};
 	frame.id = PAIR_FIRST_ATTEMPT + which % ATTEMPTS;
 	if (frame.kind == ZP__MESSAGE) {
 		frame.id = which % 4 == 3 ? LONELY_CHANNEL : PAIR_CHANNEL;
