@@ -13,6 +13,7 @@
 #define ZP__ATTEMPT_BUCKETS 64u
 #define ZP__SCRATCH_BYTES (64u << 10)
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
+#define ZP__TURN_STEPS 8u /* of receiving, in one turn of a connection: a usual frame takes no more */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
 #define ZP__WIDE_PIECE_BYTES (4u << 10) /* of elements that are made wide, up to four times as large */
 #define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */

@@ -7,9 +7,10 @@
  *                            parked                     ^ its attempt ended
  *                                              BODY ----+
  *
- * A turn receives at most one frame, so that the connections of a thread take turns. A body is received straight to its
- * destination; the same system call reads as much of the next header as has arrived. On an encrypted connection all of
- * this sees decrypted, verified bytes only (record.c). */
+ * A turn receives at most one frame, and takes ZP__TURN_STEPS at most, so that the connections of a thread take turns:
+ * a header can announce 4 GiB, and a record can have one byte. A body is received straight to its destination; the same
+ * system call reads as much of the next header as has arrived. On an encrypted connection all of this sees decrypted,
+ * verified bytes only (record.c). */
 #include <assert.h>
 #include <errno.h>
 #include <sys/uio.h>
@@ -254,7 +255,7 @@ static enum zp__rx_stage stage_of(zp__connection *c)
 
 int zp__receive_turn(zp__connection *c)
 {
-	for (;;) {
+	for (uint32_t step = 0; step < ZP__TURN_STEPS; step++) {
 		int rc = 0;
 		switch (stage_of(c)) {
 		case ZP__RX_HEADER:
@@ -277,4 +278,5 @@ int zp__receive_turn(zp__connection *c)
 		if (rc <= 0)
 			return rc;
 	}
+	return 1;
 }

@@ -273,7 +273,7 @@ ssize_t zp__record_receive(zp__connection *c, const struct iovec *iov, int count
 		rc = record_decrypt(layer);
 		layer->broken = rc < 0;
 		if (rc == 0)
-			rc = in_fill(c);
+			rc = taken ? 0 : in_fill(c); /* Once in a call: records of one byte each take long. */
 	}
 	return taken ? taken : rc < 0 ? rc : 0; /* After `taken` bytes the next call returns the error. */
 }

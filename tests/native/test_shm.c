@@ -23,8 +23,10 @@ int main(void)
 
 #include "bounds.h"
 #include "check.h"
+#include "cipher.h"
 #include "engine.h"
 #include "link.h"
+#include "message.h"
 #include "support/faults.h"
 #include "support/pair.h"
 
@@ -553,6 +555,65 @@ static void test_no_memory_for_one_more(bool tells)
 	pair_close(&both);
 }
 
+/* Sends the header of a frame and as much of its body as there is room for; encrypted, byte by byte. Returns the number
+ * of bytes that the other end may receive. */
+static uint64_t frame_send(end *e, const zp__frame *frame)
+{
+	static uint8_t bytes[RING_BYTES];
+	zp__connection *c = &e->connection;
+	uint64_t sent = 0;
+	zp__frame_encode(bytes, frame);
+	if (!c->records)
+		return (uint64_t)one_send(e, bytes, sizeof bytes);
+	for (c->writable = true; c->writable; sent++) {
+		struct iovec iov = {bytes + sent, 1};
+		CHECK(zp__record_send(c, &iov, 1) == 1);
+	}
+	return sent - 1; /* The last record is not there as a whole. */
+}
+
+/* A header can announce 4 GiB, and a record may hold one byte. The other connections of the thread do not wait for the
+ * end of such a frame: a turn ends before all is received that is there. */
+static void test_a_turn_ends_within_a_frame(zp__frame frame, bool encrypted)
+{
+	zp__link *link = calloc(1, sizeof *link);
+	pair both;
+	end ends[2];
+	int fds[2];
+	CHECK(link && pair_open(&both, 1, true) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+	CHECK(zp_reduce_end(both.engines[0], PAIR_FIRST_ATTEMPT, 0) == 0);
+	*link = (zp__link){.engine = both.engines[0], .references = 1, .open = true};
+	for (int i = 0; i < 2; i++) {
+		zp_aead aead = cipher_aead((uint8_t)i, (uint8_t)!i);
+		end_open(&ends[i], fds[i]);
+		if (encrypted)
+			CHECK(zp__record_layer_open(&aead, &ends[i].connection.records) == 0);
+	}
+	zp__connection *c = &ends[1].connection;
+	c->link = c->rx.link = link;
+	c->readable = true;
+	zp__list_init(&c->parked_node);
+	c->thread->scratch = malloc(ZP__SCRATCH_BYTES);
+	CHECK(c->thread->scratch);
+
+	uint64_t sent = frame_send(&ends[0], &frame), turns = 0;
+	for (; zp__receive_turn(c) == 1; turns++)
+		CHECK(c->rx_bytes < sent);
+	CHECK(turns >= 1 && c->rx_bytes == sent);
+	if (c->rx.message) {
+		pthread_mutex_lock(&both.engines[0]->mutex);
+		zp__message_forget(both.engines[0], c->rx.message);
+		pthread_mutex_unlock(&both.engines[0]->mutex);
+	}
+	free(c->thread->scratch);
+	for (int i = 0; i < 2; i++) {
+		zp__record_layer_close(ends[i].connection.records);
+		end_close(&ends[i]);
+	}
+	pair_close(&both);
+	free(link);
+}
+
 int main(void)
 {
 	test_streams(7);
@@ -570,6 +631,10 @@ int main(void)
 	test_sockets_that_are_not_taken();
 	test_no_memory_for_one_more(false);
 	test_no_memory_for_one_more(true);
+	test_a_turn_ends_within_a_frame(
+		(zp__frame){.kind = ZP__ALL_GATHER, .id = PAIR_FIRST_ATTEMPT, .length = UINT32_MAX}, false);
+	test_a_turn_ends_within_a_frame(
+		(zp__frame){.kind = ZP__MESSAGE, .id = PAIR_CHANNEL, .length = RING_BYTES}, true);
 	return 0;
 }
 #endif
