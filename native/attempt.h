@@ -85,7 +85,7 @@ struct zp__attempt {
 	 * input. */
 	zp__region wire;
 	uint64_t rx_remaining, tx_remaining; /* frames */
-	uint64_t resent_frames;
+	uint64_t resent_frames; /* by us, or to be by others: frames of which a part had arrived */
 	uint64_t digest;
 	uint64_t tx_bytes, rx_bytes;
 	uint64_t moved_ns; /* when the last frame was complete */

@@ -34,9 +34,9 @@
 #define ZP__TREES_WINDOW_SLOTS 8u /* of each lane, at least, except where a smallest frame or a quantisation block is larger */
 #define ZP__RECORD_PLAINTEXT_BYTES (32u << 10) /* maximum of one record of an encrypted connection */
 #define ZP__RECORDS_BUFFERED 4u /* records that an encrypted connection buffers in each direction */
-/* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, then it fails; of
- * a message MESSAGE_RESENDS_MAX times, then its link is lost. Otherwise a peer that closes one connection after another
- * would keep the engine busy for ever. */
+/* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, in both
+ * directions, then it fails; of a message MESSAGE_RESENDS_MAX times, then its link is lost. Otherwise a peer that
+ * closes one connection after another would keep the engine busy, or an attempt waiting, for ever. */
 #define ZP__RESENDS_PER_SLOT_MAX 16u
 #define ZP__RESENDS_MIN 256u
 #define ZP__MESSAGE_RESENDS_MAX 64u

@@ -25,7 +25,8 @@
  * answers the FINAL_ACK with one that reports zero frames.
  *
  * A peer that reports false numbers only loses frames of its own or gets them twice. The number of retransmissions is
- * bounded (ZP__RESENDS_PER_SLOT_MAX). Everything here expects the lock held. */
+ * bounded (ZP__RESENDS_PER_SLOT_MAX), and so is that of frames that arrive in part. Everything here expects the lock
+ * held. */
 #include <errno.h>
 #include <string.h>
 
@@ -160,12 +161,18 @@ static void acknowledge(zp__connection *c, uint64_t frames)
 	}
 }
 
+/* Counts a frame of an attempt that is to be sent again, from here or to here. False: there were too many. */
+static bool may_come_again(zp__attempt *attempt)
+{
+	return attempt->resent_frames++ < ZP__RESENDS_PER_SLOT_MAX * attempt->layout.slot_count + ZP__RESENDS_MIN;
+}
+
 /* Queues a frame again. False: it has been retransmitted too often. */
 static bool resend(zp__link *link, zp__flow *flow, zp__list *frame, bool had_left)
 {
 	zp__attempt *attempt = flow->attempt;
 	if (attempt) {
-		if (attempt->resent_frames++ >= ZP__RESENDS_PER_SLOT_MAX * attempt->layout.slot_count + ZP__RESENDS_MIN)
+		if (!may_come_again(attempt))
 			return false;
 		if (had_left)
 			attempt->algorithm->unsent(attempt, ZP__ELEMENT(frame, zp__slot, node));
@@ -250,8 +257,11 @@ void zp__retransmit_closed(zp__connection *c)
 	zp__link *link = c->link;
 	if (c->tx.active)
 		keep(c, s->tx_frames + 1); /* A part of it may have been sent. */
-	if (c->rx.attempt)
+	if (c->rx.attempt) {
 		c->rx.attempt->algorithm->cut(&c->rx);
+		if (!may_come_again(c->rx.attempt))
+			zp__attempt_fail(c->rx.attempt, -ECONNRESET, link->peer);
+	}
 	while (!zp__list_empty(&s->carried)) {
 		zp__control *final_ack = ZP__ELEMENT(s->carried.next, zp__control, node);
 		zp__list_remove(&final_ack->node);

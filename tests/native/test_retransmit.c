@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "bounds.h"
 #include "cipher.h"
 #include "frame.h"
 #include "mesh.h"
@@ -715,10 +716,63 @@ static void test_by_hand(void)
 	hand_close(&h);
 }
 
+/* A peer that ends connection after connection inside of the same frame: the attempt ends at last. */
+static void test_a_frame_that_never_comes(void)
+{
+	enum { OTHER = 7, FRAME_BYTES = 1024, CUTS = ZP__RESENDS_PER_SLOT_MAX + ZP__RESENDS_MIN };
+	static uint8_t input[FRAME_BYTES], output[FRAME_BYTES];
+	uint8_t ids[2][ZP_PEER_ID_BYTES], header[ZP__HEADER_BYTES];
+	const uint32_t owners[] = {0, 1};
+	hand h;
+	zp_event event;
+	hand_open(&h);
+	id_of(0, ids[0]);
+	id_of(OTHER, ids[1]);
+	zp_reduce_plan plan = {.attempt = FIRST_ATTEMPT,
+			       .kind = ZP_REDUCE_SCATTER,
+			       .dtype = ZP_UINT8,
+			       .op = ZP_SUM,
+			       .algorithm = ZP_RING,
+			       .world_size = 2,
+			       .frame_bytes = FRAME_BYTES,
+			       .count = 1, /* The part of this end is one element, and that of the other none. */
+			       .peers = ids[0],
+			       .owners = owners,
+			       .input = input,
+			       .output = output};
+	CHECK(zp_reduce_start(h.engine, &plan) == 0);
+	zp__frame frame = {.kind = ZP__REDUCE_SCATTER, .id = FIRST_ATTEMPT, .length = 1};
+	zp__frame_encode(header, &frame);
+	for (uint32_t cut = 0; cut <= CUTS; cut++) {
+		if (cut) {
+			int pair[2];
+			tcp_pair(pair);
+			h.fds[1] = pair[0];
+			CHECK(zp_link_add(h.engine, ids[1], h.link, 1, cut, pair[1], NULL, NULL, 0) == 0);
+		}
+		CHECK(send(h.fds[1], header, sizeof header, MSG_NOSIGNAL) == sizeof header);
+		close(h.fds[1]);
+		struct pollfd others[] = {{.fd = h.fds[0], .events = POLLIN}, {.fd = h.fds[2], .events = POLLIN}};
+		CHECK(poll(others, 2, WAIT_MS) == 1);
+		zp__frame answer = hand_hear(others[0].revents ? h.fds[0] : h.fds[2]);
+		CHECK(answer.kind == ZP__FINAL_ACK && answer.chunk == 1 && answer.id == cut && answer.offset == 0);
+		hand_say(h.fds[0], ZP__FINAL_ACK, 1, cut, 0);
+		hand_event(&h, &event);
+		if (cut == CUTS)
+			break;
+		CHECK(event.kind == ZP_EVENT_CONNECTION_LOST && event.generation == cut);
+	}
+	CHECK(event.kind == ZP_EVENT_REDUCE_DONE && event.status == -ECONNRESET);
+	CHECK(memcmp(event.peer, ids[1], ZP_PEER_ID_BYTES) == 0);
+	h.fds[1] = -1; /* Closed. */
+	hand_close(&h);
+}
+
 int main(void)
 {
 	test_lies();
 	test_by_hand();
+	test_a_frame_that_never_comes();
 	for (int count = 2; count <= PEERS_MAX; count++)
 		for (uint32_t thread_count = 1; thread_count <= 2; thread_count++)
 			test_breaks(count, thread_count, 0, false);
