@@ -125,7 +125,8 @@ HEARTBEAT_BYTES_PER_SECOND_MAX = 512
 PEER_SILENCE_NS = 60 * SECOND
 """After so long without a message a peer sends an empty one: the bytes before it were heartbeats, and do not count."""
 LOG_LINES_MAX = 2000
-"""Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted."""
+"""Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted. Half are for
+warnings and errors."""
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""

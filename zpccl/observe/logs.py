@@ -37,14 +37,15 @@ class BoundedLog:
 
     Args:
         logger: receives the lines.
-        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL.
+        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL. Half of them are for warnings
+            and errors, which what is usual must not keep out.
     """
 
     def __init__(self, logger: logging.Logger, lines_max: str) -> None:
         self._logger = logger
         self._lines_max = lines_max
         self._begin_ns: int | None = None
-        self._count = 0
+        self._written = self._suppressed = 0
 
     def write(self, level: int, text: str, now_ns: int) -> None:
         """Writes a line, or counts it as suppressed."""
@@ -52,13 +53,14 @@ class BoundedLog:
             return
         lines_max: int = getattr(limits, self._lines_max)
         if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
-            suppressed = self._count - lines_max
-            if suppressed > 0:
-                self._logger.warning("%d more lines were left out before that", suppressed)
-            self._begin_ns, self._count = now_ns, 0
-        self._count += 1
-        if self._count <= lines_max:
+            if self._suppressed > 0:
+                self._logger.warning("%d more lines were left out before that", self._suppressed)
+            self._begin_ns, self._written, self._suppressed = now_ns, 0, 0
+        if self._written < (lines_max if level >= logging.WARNING else lines_max // 2):
+            self._written += 1
             self._logger.log(level, "%s", text)
+        else:
+            self._suppressed += 1
 
 
 class RefusalLog(BoundedLog):
