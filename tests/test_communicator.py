@@ -828,13 +828,13 @@ BAD_KEYWORDS: list[tuple[dict[str, Any], str]] = [
     ({"tag": 1.0}, "tag"),
     ({"tag": "1"}, "tag"),
     ({"tag": True}, "tag"),
-    ({"operand_descriptor": DataType.FLOAT}, "operand_descriptor"),
+    ({"operand_descriptor": DataType.FLOAT}, "not a ReduceOperandDescriptor"),
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor(DataType.DOUBLE)}, "its descriptor says DOUBLE"),
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor(np.float32)}, "not a zpccl.DataType"),  # type: ignore[arg-type]
     ({"operand_descriptor": zpccl.ReduceOperandDescriptor("float32")}, "not a zpccl.DataType"),  # type: ignore[arg-type]
     ({"restore": None}, "restore"),
     ({"restore": "no"}, "restore"),
-    ({"quantization_options": QuantizationAlgorithm.MIN_MAX}, "quantization_options"),
+    ({"quantization_options": QuantizationAlgorithm.MIN_MAX}, "not QuantizationOptions"),
     ({"quantization_options": QuantizationOptions(DataType.UINT16)}, "UINT8, INT8, UINT4, INT4"),
     ({"quantization_options": QuantizationOptions(block_size=0)}, "block_size"),
     ({"quantization_options": QuantizationOptions(block_size=2**31)}, "block_size"),
@@ -901,6 +901,10 @@ def test_the_environment_says_the_same_as_keywords(monkeypatch: pytest.MonkeyPat
         with zpccl.Communicator() as comm:
             assert comm.members == ("by environment ?",)
             assert comm._connections == 2
+        for name in ("NAME", "CONNECTIONS", "LISTEN", "ADVERTISE", "UPLOAD_LIMIT", "ENCRYPT", "LOCAL_SOCKETS"):
+            monkeypatch.setenv(f"ZPCCL_{name}", "")  # The same as if it were not set.
+        comm = zpccl.Communicator()
+        assert (comm._connections, comm._upload) == (0, None)
     for name, value in [("ZPCCL_CONNECTIONS", "x"), ("ZPCCL_CONNECTIONS", "²"), ("ZPCCL_SECRET", "s")]:
         with monkeypatch.context() as patch:
             patch.setenv(name, value)

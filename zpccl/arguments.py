@@ -75,7 +75,7 @@ def all_reduce(
     """An all-reduce. `count`: the elements that a descriptor says there are."""
     options = NO_QUANTIZATION if quantization is None else quantization
     if not isinstance(options, QuantizationOptions):
-        raise InvalidArgument(f"quantization_options is a {type(options).__name__}")
+        raise InvalidArgument(f"quantization_options is a {type(options).__name__}, not QuantizationOptions")
     datatype = _datatype_of(operand)
     in_place = recv is send
     send, tensor = local_tensor(send), local_tensor(recv)
@@ -345,7 +345,7 @@ def _restore(restore: Any) -> bool:
 
 def _datatype_of(operand: ReduceOperandDescriptor | None) -> DataType | None:
     if not isinstance(operand, ReduceOperandDescriptor | None):
-        raise InvalidArgument(f"operand_descriptor is a {type(operand).__name__}")
+        raise InvalidArgument(f"operand_descriptor is a {type(operand).__name__}, not a ReduceOperandDescriptor")
     if operand is None or operand.datatype is None:
         return None
     if not is_member(operand.datatype, DataType):

@@ -317,7 +317,7 @@ class Communicator(Collectives):
 
     @property
     def rank(self) -> int:
-        """This peer's place in the ring of its group; -1 if it is not a member."""
+        """This peer's place in the ring of its group, as of the latest member list; -1 if it is in none yet."""
         own = self._loop.options.peer_id if self._loop is not None else b""
         return next((rank for rank, member in enumerate(self._group_members()) if member[0] == own), -1)
 
@@ -576,7 +576,7 @@ def _upload_bucket(bytes_per_second: Any) -> TokenBucket | None:
 
 
 def _environment_int(name: str) -> int:
-    text = os.environ.get(name, "0")
+    text = os.environ.get(name) or "0"
     if not (text.isascii() and text.isdigit()):
         raise InvalidArgument(f"{name} is {text!r}, not a number")
     return int(text)

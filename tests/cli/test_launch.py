@@ -60,6 +60,13 @@ def test_torch_finds_its_variables() -> None:
     assert sorted(lines) == [f"[{i}] {i} 2 {i} 127.0.0.1 port peer{i} example.org:1" for i in range(2)]
 
 
+def test_a_variable_that_is_empty_is_as_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master is started."""
+    monkeypatch.setenv("ZPCCL_MASTER", "")
+    monkeypatch.setenv("ZPCCL_NAME", "")
+    assert output_of("-n", "1", "--", "sh", "-c", "echo ${ZPCCL_MASTER%:*} $ZPCCL_NAME") == (0, ["[0] 127.0.0.1 peer0"])
+
+
 def test_the_status_is_that_of_the_first_failure_and_others_go_on(tmp_path: Path) -> None:
     program = f"if [ $RANK = 0 ]; then exit 7; fi; while ! [ -e {tmp_path}/go ]; do sleep 0.05; done; kill -9 $$"
     with launch("-n", "2", "--", "sh", "-c", program) as process:

@@ -86,6 +86,10 @@ def test_where_secrets_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ZPCCL_SECRET", "")
     with pytest.raises(InvalidArgument, match="ZPCCL_SECRET is empty"):
         peer_keys()
+    monkeypatch.delenv("ZPCCL_SECRET")
+    monkeypatch.setenv("ZPCCL_SECRET_FILE", "")
+    with pytest.raises(InvalidArgument, match="ZPCCL_SECRET_FILE is empty"):
+        peer_keys()
     with pytest.raises(InvalidArgument, match="not both"):
         master_keys(first, secret_file=file)
     with pytest.raises(InvalidArgument, match="nowhere"):

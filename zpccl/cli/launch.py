@@ -162,7 +162,7 @@ class Launcher:
 
     def _start(self, *, has_joined: bool = False, **variables: str) -> None:
         number = self._started
-        name = self._environment.get("ZPCCL_NAME", "peer")
+        name = self._environment.get("ZPCCL_NAME") or "peer"
         try:
             process = subprocess.Popen(
                 self._command,

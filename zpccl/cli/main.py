@@ -104,7 +104,7 @@ def _launch(options: argparse.Namespace) -> int:
     if options.master:
         parse_masters(options.master)
     chaos = parse_chaos(options.chaos) if options.chaos else Chaos()
-    return Launcher(program, count, options.master, chaos).run()
+    return Launcher(program, count, options.master or None, chaos).run()
 
 
 def _keygen(name: str | None, out: str | None) -> int:

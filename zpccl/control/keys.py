@@ -162,7 +162,7 @@ def find_secret(secret: object, secret_file: str | os.PathLike[str] | None = Non
         found = (os.environ["ZPCCL_SECRET"], "ZPCCL_SECRET")
     elif "ZPCCL_SECRET_FILE" in os.environ:
         path = os.environ["ZPCCL_SECRET_FILE"]
-        found = (_read(Path(path)), f"what {path} of ZPCCL_SECRET_FILE holds")
+        found = (_read(Path(path)), f"what {path} of ZPCCL_SECRET_FILE holds") if path else ("", "ZPCCL_SECRET_FILE")
     else:
         return None
     if not found[0].strip():
