@@ -460,6 +460,24 @@ def test_a_handle_tells_that_it_has_ended(trio: Run) -> None:
     assert ended.is_set()
 
 
+def test_what_a_callback_raises_is_logged_whoever_runs_it(trio: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        ended.set()
+        raise ValueError("of the callback")
+
+    one, *others = trio.comms
+    handle, ended = one.barrier_async(), threading.Event()
+    with pytest.raises(zpccl.InvalidArgument, match="a int cannot be called"):
+        handle.add_done_callback(5)  # type: ignore[arg-type]
+    handle.add_done_callback(fail)
+    for other in [other.barrier_async() for other in others]:
+        other.wait()
+    assert ended.wait(30) and handle.wait()[0]
+    handle.add_done_callback(fail)
+    until(lambda: len(caplog.records) >= 2, "both are logged")
+    assert [record.name for record in caplog.records if "callback" in record.getMessage()] == ["zpccl.peer"] * 2
+
+
 def test_a_handle_tells_who_took_part(trio: Run) -> None:
     def reduce(comm: zpccl.Communicator) -> tuple[str, ...]:
         handle = comm.all_reduce_async(np.ones(3))

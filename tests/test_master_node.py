@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -35,6 +37,14 @@ def test_runs_beside_the_program_until_interrupted() -> None:
     master.interrupt()
     with pytest.raises(zpccl.MasterUnreachable):
         zpccl.Communicator(master.address).connect(1)
+
+
+def test_a_master_cannot_be_copied() -> None:
+    """The end of the copy would wait for the master."""
+    with zpccl.MasterNode("127.0.0.1:0", daemon=True) as master:
+        for function in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(zpccl.InvalidUsage, match="cannot be pickled or copied"):
+                function(master)
 
 
 def test_a_run_may_begin_anew() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,14 @@ torch = pytest.importorskip("torch")
 gpus = pytest.importorskip("pytorch.gpu", exc_type=ImportError)
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+
+def test_all_public_names_can_be_imported_without_torchft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    monkeypatch.delitem(sys.modules, "zpccl.torch.torchft_group", raising=False)
+    names: dict[str, object] = {}
+    exec("from zpccl.torch import *", names)
+    assert names.keys() >= {"ElasticSampler", "fault_tolerant_hook"}
 
 
 @pytest.fixture(scope="module")

@@ -90,20 +90,25 @@ class AsyncReduceHandle:
         """
         return self._call.future.done()
 
+    @public
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Has `callback` called once the collective has ended; at once, by the caller, if it has already.
 
         Else the thread that answers all calls of this communicator runs it. So it must return at once: it may wake
-        another thread, but neither wait nor call the communicator.
-        """
+        another thread, but neither wait nor call the communicator. An exception that it raises is logged.
 
+        Raises:
+            InvalidArgument: it cannot be called.
+        """
+        if not callable(callback):
+            raise InvalidArgument(f"a {type(callback).__name__} cannot be called; give a function without arguments")
         loop = self._loop  # The call refers to its callbacks: if they referred to the handle, it would stay for long.
 
         def call(_: object) -> None:
             try:
                 callback()
-            except BaseException:
-                if not loop.is_own_thread():
+            except BaseException as error:
+                if not isinstance(error, Exception) and not loop.is_own_thread():
                     raise
                 logger.exception("the callback of a collective failed")  # Others wait for this thread.
 
@@ -190,8 +195,9 @@ class Collectives(Caller):
         until a tensor on a GPU is copied to memory of the host.
 
         Raises:
-            TooFewPeers: alone in the group, or fewer than `min_world_size` are in it.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            TooFewPeers: alone in the group.
+            InvalidArgument: the arguments do not allow the call; the error says why.
+            InvalidUsage: not connected, or closed. All other errors are those of the handle.
         """
         call = arguments.all_reduce(
             send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore

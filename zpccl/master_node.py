@@ -131,6 +131,9 @@ class MasterNode:
     def __exit__(self, *exception: object) -> None:
         self.interrupt()
 
+    def __reduce__(self) -> str:
+        raise InvalidUsage("a master is of one process, and cannot be pickled or copied; make another one")
+
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
         if thread is None or not thread.is_alive() or thread is threading.current_thread():

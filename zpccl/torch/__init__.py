@@ -11,9 +11,10 @@ from zpccl.torch.sampler import ElasticSampler
 from zpccl.torch.work import Work
 
 if TYPE_CHECKING:
-    from zpccl.torch.torchft_group import TorchftProcessGroup
+    from zpccl.torch.torchft_group import TorchftProcessGroup as TorchftProcessGroup
 
-__all__ = ["ElasticSampler", "FaultTolerantHook", "ProcessGroup", "TorchftProcessGroup", "Work", "fault_tolerant_hook"]
+# Without TorchftProcessGroup, so that `import *` does not need torchft.
+__all__ = ["ElasticSampler", "FaultTolerantHook", "ProcessGroup", "Work", "fault_tolerant_hook"]
 
 register()
 
