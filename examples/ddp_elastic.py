@@ -4,7 +4,7 @@
 
 Gradients are averaged over the peers that are there, which share a batch of the same size however many they are. Each
 sample of an epoch is read once, and who joins gets weights, momentum and the place in the epoch from the others. All
-that are there at the end have the same weights, bit for bit.
+that are there at the end have the same weights, bit for bit. Needs torch and rich: pip install 'zpccl[torch,examples]'.
 """
 
 import argparse

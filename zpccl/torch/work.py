@@ -81,7 +81,7 @@ class Work(dist.Work):
         Raises:
             PeerLost: a rank was lost, or the configuration had ended before.
             OperationTimeout: the time is up.
-            CollectiveMismatch: the ranks issued different collectives.
+            CollectiveMismatch: the ranks issued different collectives; if tags differ too, the time runs out instead.
             PCCLError: others, as by `Communicator.all_reduce`.
 
         Ctrl-C, or another exception of a signal handler, gives the collective up as the end of the time does.
