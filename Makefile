@@ -56,7 +56,7 @@ $(VENV)/.installed: $(VENV)/.requirements setup.py $(NATIVE)
 
 $(TORCH_INSTALLED): $(VENV)/.requirements
 	$(PIP) '$(TORCH)' 'torchft>=0.2' parameterized
-	touch $@
+	touch '$@'
 
 $(VENV)/.fuzz: $(VENV)/.requirements
 	$(PIP) 'atheris>=2.3'
@@ -101,7 +101,7 @@ test-torch: venv $(TORCH_INSTALLED) ## adds torch and torchft to .venv and runs 
 fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 for each
 	mkdir -p out/fuzz
 	cd tests && for target in messages handshake master; do \
-		$(abspath $(PY)) -m fuzz $$target --seconds $(SECONDS) --directory $(abspath out/fuzz) || exit 1; done
+		'$(abspath $(PY))' -m fuzz $$target --seconds $(SECONDS) --directory '$(abspath out/fuzz)' || exit 1; done
 
 native-test: ## tests of the C code
 	$(MAKE_NATIVE) test
