@@ -126,8 +126,11 @@ def test_gloo_is_measured_beside() -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_ctrl_c_takes_everything_down() -> None:
-    command = [sys.executable, bench.__file__, "wan", *SMALL, "--systems", "zpccl", "--reps", "100000"]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_it_takes_everything_down(number: signal.Signals) -> None:
+    """Ctrl-C, a supervisor, the loss of its terminal."""
+    command = ["env", "--default-signal=HUP", sys.executable, bench.__file__, "wan", *SMALL, "--systems", "zpccl"]
+    command += ["--reps", "100000"]
     with subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
@@ -135,9 +138,10 @@ def test_ctrl_c_takes_everything_down() -> None:
             pytest.skip(first)
         until(lambda: len(descendants(process.pid)) >= 4, "the emulator, a master and two peers")
         children = descendants(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate()
-    assert process.returncode == 128 + signal.SIGINT and "interrupted" in said and "Traceback" not in said
+    assert process.returncode == 128 + number and "Traceback" not in said
+    assert ("interrupted" in said) == (number == signal.SIGINT)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the end of them")
 
 

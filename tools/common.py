@@ -84,7 +84,7 @@ def whole(first: int, last: int | None = None) -> Callable[[str], int]:
     """Makes a parser for a whole number in a range, for argparse."""
 
     def parse(text: str) -> int:
-        if not text.isdigit() or int(text) < first or (last is not None and int(text) > last):
+        if not text.isdecimal() or int(text) < first or (last is not None and int(text) > last):
             allowed = f"of {first} or more" if last is None else f"from {first} to {last}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {allowed}")
         return int(text)
@@ -101,13 +101,45 @@ def above_zero(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: it is not a number above 0.
     """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    value = _number(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
+
+
+def zero_or_more(text: str) -> float:
+    """Parses a number that is not below 0, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a number.
+    """
+    value = _number(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def new_file(text: str) -> Path:
+    """Parses the path of a file to be written, and makes its folder, for argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: there can be no such file.
+    """
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder")
+    return path
 
 
 DTYPES = ("float32", "float64", "float16", "uint8", "int8", "int32", "int64")
@@ -193,8 +225,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def run_tool(play: Callable[[], int]) -> int:
-    """Runs a tool; returns its exit status. Ctrl-C and SIGTERM end its children too and leave no traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Runs a tool; returns its exit status. Ctrl-C, SIGTERM and the loss of its terminal end its children too and leave
+    no traceback."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # Else it is to go on, as with nohup.
+        signal.signal(signal.SIGHUP, lambda number, _: sys.exit(128 + number))
     try:
         return play()
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -146,14 +146,21 @@ def start_fork_server(module: str) -> None:
     """Starts the fork server of "forkserver" contexts with a module already imported.
 
     Python does not pass sys.path to the fork server, which silently ignores modules that it cannot import. Under
-    ThreadSanitizer nothing is imported in advance: imports start threads, and it does not support a fork then.
+    ThreadSanitizer nothing is imported in advance: imports start threads, and it does not support a fork then. The
+    server and its children inherit that Ctrl-C is blocked: else it would end a server that is still importing.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
         if "libtsan" not in os.environ.get("LD_PRELOAD", ""):
             multiprocessing.get_context("forkserver").set_forkserver_preload([module])
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # It lets Ctrl-C through again.
+        with without_interrupts():
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     finally:
         del os.environ["PYTHONPATH"]
         if before is not None:
@@ -196,7 +203,10 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if namespace:
-        enter(namespace)
+        try:
+            enter(namespace)
+        except FileNotFoundError:  # The tool has ended meanwhile.
+            return
     held: Held | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

@@ -157,8 +157,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
     """Runs a child in its namespace. It dies with the test process, however that ends.
 
-    The fork server ends when the other end of its pipe is closed everywhere; so the child closes its copy.
+    The fork server ends when the other end of its pipe is closed everywhere; so the child closes its copy. The server
+    does not hear Ctrl-C, and its child is to.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # Private.
     if namespace:
