@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import threading
+import unittest
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +21,14 @@ import common
 import compile_sim
 import numpy as np
 import pytest
+import torch_suite
 import workers
 from benches import rows_of, run
-from benchmarks import call, cut_paths, kill_calls, kill_peer, pattern, scenario
+from benchmarks import call, cut_paths, ddp, kill_calls, kill_master, kill_peer, pattern, scenario
 from benchmarks.raw_tcp import RawTcp
 from benchmarks.systems import RESET_PEAK, resident_bytes
 
+import zpccl
 from zpccl import limits
 
 # --- Arithmetic -------------------------------------------------------------------------------------------------------
@@ -140,6 +147,38 @@ def test_arguments_out_of_range_are_refused(words: list[str], capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["kill-master", "--absence", "-1"], "'-1' is not a number of 0 or more"),
+        (["kill-master", "--rolling", "nan"], "'nan' is not a number of 0 or more"),
+        (["kill-master", "--wan=-1,1"], "'-1,1' is not a delay"),
+        (["kill-master", "--wan", "10,200"], "'10,200' is not a delay"),
+        (["uneven", "--connections", "-1"], "is not a whole number from 0"),
+        (["quantise", "--blocks", "5000"], "is not a whole number from 1 to 4096"),
+        (["join", "--members", "15"], "is not a whole number from 2 to 14"),
+        (["allreduce", "--json", "."], "'.' is a folder"),
+        (["wan", "--plot", f"{__file__}/plot.png"], "File exists"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(words)
+    assert problem in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("benchmarks.plans", "benchmarks.plan_bounds"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert bench.main(["plans"]) == 2
+    assert capsys.readouterr().err.startswith("plans needs the package scipy.optimize; ")
+
+
+@pytest.mark.parametrize(
     ("column", "text"),
     [
         (scenario.Column("", "seconds", ".1f", 1e3), "1500.0"),
@@ -176,6 +215,12 @@ def test_without_columns_each_row_is_a_table(capsys: pytest.CaptureFixture[str])
 def test_a_broken_promise_is_named_and_the_exit_status_tells(capsys: pytest.CaptureFixture[str]) -> None:
     assert play({"n": 1, "problems": []}, {"n": 2, "problems": ["lost it"]}) == 1
     assert "a promise is broken: lost it" in capsys.readouterr().err
+
+
+def test_nothing_measured_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert play(columns=[scenario.Column("n", "n")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "nothing was measured" in said.err
 
 
 @pytest.mark.slow
@@ -236,8 +281,42 @@ def test_worker_that_dies_is_noticed() -> None:
         worker.close()
 
 
+@pytest.mark.slow
+def test_ctrl_c_does_not_end_a_fork_server_that_is_importing(tmp_path: Path) -> None:
+    """A terminal sends it to all processes of its group."""
+    (tmp_path / "slow.py").write_text("import os, signal\nos.killpg(os.getpgrp(), signal.SIGINT)\n", encoding="utf-8")
+    script = (
+        "import multiprocessing, signal\nfrom workers import start_fork_server\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\nstart_fork_server('slow')\n"
+        "child = multiprocessing.get_context('forkserver').Process(target=print, args=('lives',))\n"
+        "child.start()\nchild.join()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *filter(None, sys.path)))}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        start_new_session=True,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "lives\n", "")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_network_has_gone_ends_without_a_word() -> None:
+    """With the tool, which was interrupted meanwhile."""
+    worker = workers.Worker("echo", Echo, namespace="/proc/0/fd/0")
+    try:
+        with pytest.raises(common.WorkerFailed, match="died"):
+            worker.call("say", "hello")
+    finally:
+        worker.close()
+    assert worker._process.exitcode == 0
+
+
 @pytest.mark.parametrize(
-    ("peers", "connections", "size"), [(2, 1, 10), (2, 3, 1_000_003), (3, 4, 1_000_003), (4, 2, 1)]
+    ("peers", "connections", "size"), [(2, 1, 10), (2, 3, 1_000_003), (3, 4, 1_000_003), (4, 2, 1), (3, 2, 0)]
 )
 def test_raw_tcp_ring_brings_the_neighbours_bytes(peers: int, connections: int, size: int) -> None:
     rings = [RawTcp(rank, connections) for rank in range(peers)]
@@ -336,6 +415,7 @@ def test_a_cut_that_is_never_felt_has_no_time_to_error() -> None:
     ("kind", "report", "removed", "problem"),
     [
         ("path", {"errors_ns": [1], "removed": "Kicked"}, "", "could have stayed"),
+        ("path", {"errors_ns": [1], "failed": "no master"}, "", "could have stayed failed: no master"),
         ("path", cut_report([1.0], None), "", "no all-reduce with the right sum"),
         ("path", cut_report([1.0], 2.0, restored=False), "", "not restored"),
         ("host", cut_report([1.0], 2.0), "", "was not told"),
@@ -344,6 +424,136 @@ def test_a_cut_that_is_never_felt_has_no_time_to_error() -> None:
 def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], removed: str, problem: str) -> None:
     outcome = cut_paths.judge(kind, 0, [report, cut_report([1.0], 2.0)], removed)
     assert len(outcome["problems"]) == 1 and problem in outcome["problems"][0]
+
+
+class Failing:
+    """Stands for a communicator whose calls fail."""
+
+    def __init__(self, error: zpccl.PCCLError) -> None:
+        self.error = error
+
+    def all_reduce(self, *_: Any, **__: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(("error", "how"), [(zpccl.Kicked, "removed"), (zpccl.MasterUnreachable, "failed")])
+def test_a_cut_off_host_is_told_so_by_nothing_but_its_removal(error: type[zpccl.PCCLError], how: str) -> None:
+    peer = object.__new__(cut_paths.CutPeer)
+    peer.dtype, peer.tensor, peer.before = "float32", np.zeros(4, np.float32), np.zeros(4, np.float32)
+    peer.comm = Failing(error("why"))  # type: ignore[assignment]
+    report = peer.go_on([0, 1], must_fail=False)
+    assert how in report and "why" in report[how]
+
+
+# --- Killed masters ---------------------------------------------------------------------------------------------------
+
+
+def knowing(*lists: tuple[int, list[str]]) -> dict[str, Any]:
+    """The report of a peer that has seen these member lists, in this order."""
+    return {"lists": list(lists), "one_run": True}
+
+
+def test_one_history_is_no_problem() -> None:
+    two, three = ["a", "b"], ["a", "b", "c"]
+    assert kill_master.broken_history([knowing((1, two), (2, three), (2, three[::-1])), knowing((2, three))], []) == []
+
+
+@pytest.mark.parametrize(
+    ("results", "terms", "problem"),
+    [
+        ([knowing((1, ["a"])), knowing((1, ["b"]))], [], "epoch 1 has two lists"),
+        ([knowing((1, ["a"]), (2, ["a"]), (1, ["a"]))], [], "went back in epochs"),
+        ([knowing((1, ["a"]), (1, ["a", "b"]))], [], "epoch 1 has two lists"),
+        ([knowing((1, ["a", "b", "c"]), (2, ["c", "d"]))], [], "does not descend"),
+        ([knowing() | {"one_run": False}], [], "changed its run"),
+        ([], [[1, 3], [2, 3]], "in the same term"),
+    ],
+)
+def test_more_than_one_history_is_a_problem(
+    results: list[dict[str, Any]], terms: list[list[int]], problem: str
+) -> None:
+    (found,) = kill_master.broken_history(results, terms)
+    assert problem in found
+
+
+def test_a_visitor_that_never_comes_is_a_problem() -> None:
+    result = knowing((1, ["a"])) | {"steps": 8, "calls": [(0, 10)], "digest": "", "revision": 2, "failures": []}
+    options = argparse.Namespace(peers=2, bytes=8, masters=2, rolling=3.0)
+    for visits, problems in ((1, []), (0, ["no visit came to its end: refused"])):
+        row = kill_master.summarise(
+            options, [(5, 6)], [result | {"leaver_failures": 0}] * 2, {"visits": visits, "errors": ["refused"]}, [[1]]
+        )
+        assert row["problems"] == problems
+
+
+# --- DDP --------------------------------------------------------------------------------------------------------------
+
+
+class Trained:
+    """Stands for a worker that has trained."""
+
+    def __init__(self, digest: str) -> None:
+        self.answers = {"run": (1.0, 2.0), "digest": digest}
+
+    def begin(self, method: str, *_: Any) -> None:
+        self.method = method
+
+    def result(self) -> Any:
+        return self.answers[self.method]
+
+
+@pytest.mark.parametrize(
+    ("gloo", "ours", "problems"),
+    [
+        ("aa", "aa", []),
+        ("aa", "bb", ["the weights of systems differ"]),
+        ("aa", "ab", ["the weights of the ranks of zpccl differ"]),
+        ("aaa", "bbb", []),  # A sum of three has an order.
+        ("aaa", "aab", ["the weights of the ranks of zpccl differ"]),
+    ],
+)
+def test_ranks_that_end_with_other_weights_are_a_problem(gloo: str, ours: str, problems: list[str]) -> None:
+    trainers: dict[str, Any] = {
+        "alone": [Trained(letter) for letter in "xyz"],
+        "gloo": [Trained(letter) for letter in gloo],
+        "zpccl": [Trained(letter) for letter in ours],
+    }
+    options = argparse.Namespace(reps=2, steps=1, batch=1)
+    rows = list(ddp.measure_systems(trainers, options, len(ours), 8))
+    assert rows[-1]["problems"] == problems
+    assert [row["cpu_seconds"] for row in rows] == [2 * len(trainers[row["system"]]) for row in rows]
+
+
+# --- torch's suite ----------------------------------------------------------------------------------------------------
+
+
+def test_a_part_that_fails_is_a_failed_test(capsys: pytest.CaptureFixture[str]) -> None:
+    class Parts(unittest.TestCase):
+        def test_parts(self) -> None:
+            with self.subTest("of it"):
+                raise AssertionError("as told")
+
+    outcomes = torch_suite.Outcomes()
+    Parts("test_parts").run(outcomes)
+    ((_, outcome, why),) = outcomes.rows
+    assert outcome == "failed" and "as told" in why
+    assert "failed" in capsys.readouterr().out
+
+
+def test_words_that_no_test_has_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch_suite, "load_suite", lambda ranks: unittest.TestCase)
+    assert torch_suite.main(["nothing"]) == 1
+    assert "no test has one of nothing in its name" in capsys.readouterr().err
+
+
+def test_the_suite_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        torch_suite.main([])
+    assert "needs torch and expecttest" in capsys.readouterr().err
 
 
 # --- The tools, small -------------------------------------------------------------------------------------------------
@@ -573,6 +783,27 @@ def test_kill_calls_keeps_the_promises() -> None:
     (found,) = rows_of("kill-calls", "--peers", "3", "--rounds", "5")
     assert found["rounds"] == found["failed"] + found["went_on"] == 5
     assert found["promises_kept"] is True
+
+
+class Summing:
+    """Stands for a communicator whose peers all give the same last element."""
+
+    def __init__(self, numbers: list[int], dtype: str) -> None:
+        self.numbers, self.dtype = numbers, dtype
+
+    def all_reduce(self, _: Any, tensor: Any) -> None:
+        tensor[:-1] = np.resize(pattern.pattern(self.numbers, self.dtype), tensor.size - 1)
+        tensor[-1:] *= np.array([len(self.numbers)], self.dtype)
+
+
+@pytest.mark.parametrize("dtype", common.DTYPES)
+@pytest.mark.parametrize("number", [0, 1, 127, 200, 1000])
+def test_a_sum_is_right_in_every_type_whatever_the_number_of_the_call(number: int, dtype: str) -> None:
+    numbers = [0, 1, 2, 3]
+    peer = object.__new__(kill_calls.CallingPeer)
+    peer.dtype, peer.tensor, peer.before = dtype, np.zeros(1000, dtype), np.zeros(1000, dtype)
+    peer.comm = Summing(numbers, dtype)  # type: ignore[assignment]
+    assert peer._one_call(number, numbers, numbers[1:]) == "all"
 
 
 def ended(call: int = 7, end: str = "failed", retry: str = "right") -> dict[str, Any]:

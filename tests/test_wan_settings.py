@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+from networks import NetworkUnavailable
+from wan import emulated
 from wan.emulated import request_of
 from wan.settings import PathSettings, Settings, SettingsError, queue_bytes
 
@@ -29,8 +35,14 @@ def test_hosts_and_timing_have_lines_too() -> None:
 
 def test_its_own_lines_say_all_of_it() -> None:
     settings = Settings(3).with_lines(
-        ["link 0 2 jitter_ms=2.5 rate_mbit=12.5 queue_bytes=3M cut=1", "host 1 down=1", "timing memory_bytes=1G"]
+        [
+            "link 0 2 jitter_ms=2.5 rate_mbit=12.5 queue_bytes=3M cut=1",
+            "path 0 1 loss=0.123456789 queue_bytes=1234567",
+            "host 1 down=1",
+            "timing memory_bytes=1G",
+        ]
     )
+    assert "path 0 1 delay_ms=0 jitter_ms=0 " in "\n".join(settings.lines())
     assert Settings(3).with_lines(settings.lines()) == settings
 
 
@@ -74,3 +86,24 @@ def test_the_emulator_is_told_everything_in_ns_bits_and_bytes() -> None:
         "host 0 0 128000 0 128000 0",
         "host 1 0 128000 1000000 128000 1",
     ]
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"link 0 9"])
+def test_the_command_says_what_is_wrong_with_its_file(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "wan.conf"
+    if content is not None:
+        path.write_bytes(content)
+    command = [sys.executable, str(Path(emulated.__file__).parent), "2", str(path)]
+    ended = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert ended.returncode == 1 and len(ended.stderr.splitlines()) == 1 and str(path) in ended.stderr
+
+
+def test_a_compiler_that_fails_leaves_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated, "_PROGRAM", tmp_path / "build" / "emulator")
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(NetworkUnavailable, match="cannot compile the emulator"):
+        emulated.build_emulator()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(emulated, "_PROGRAM", tmp_path / "file" / "emulator")
+    with pytest.raises(NetworkUnavailable, match="cannot compile the emulator"):
+        emulated.build_emulator()

@@ -15,10 +15,9 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.scenario import Scenario
-from common import Row, run_tool, say, write_json
+from common import Row, new_file, run_tool, say, write_json
 
 SCENARIOS = {
     "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
@@ -55,6 +54,9 @@ def play(scenario: Scenario, options: argparse.Namespace) -> int:
             rows.append(row)
             write_json(options.json, rows)  # After each row, so that an interrupted run keeps its results.
             say(scenario.line_of(row))
+    if not rows:
+        say("nothing was measured: none of these systems does this")
+        return 1
     scenario.print_tables(options, rows)
     problems = [problem for row in rows for problem in row.get("problems", ())]
     for problem in problems:
@@ -72,14 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listed = "\n".join(f"  {one.ljust(width)}  {question}" for one, question in SCENARIOS.items())
         print(f"{__doc__}\nScenarios:\n\n{listed}", file=sys.stdout if name in ("-h", "--help") else sys.stderr)
         return 0 if name in ("-h", "--help") else 2
-    scenario = load(name)
+    try:
+        scenario = load(name)
+    except ModuleNotFoundError as error:
+        say(f"{name} needs the package {error.name}; `make venv` installs what scenarios need")
+        return 2
     parser = argparse.ArgumentParser(
         prog=f"tools/bench.py {name}",
         description=f"{SCENARIOS[name]}\n\n{scenario.text}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scenario.add_arguments(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write the results to this file")
     options = parser.parse_args(rest)
     if scenario.check is not None:
         scenario.check(parser, options)

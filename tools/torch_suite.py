@@ -10,6 +10,7 @@ torch and expecttest. What a test prints goes to standard error. Exit status: 0,
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from common import print_table
+from common import print_table, say, whole
 
 
 def load_suite(ranks: int) -> type[unittest.TestCase]:
@@ -71,17 +72,28 @@ class Outcomes(unittest.TestResult):
         """The test has ended with an error."""
         self.addFailure(test, error)
 
+    def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
+        """A part of the test has ended: a failure is one of the test, of which nothing else is said then."""
+        if error is not None:
+            self.addFailure(test, error)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the tool; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of the names of tests (default: all tests)")
-    parser.add_argument("--ranks", type=int, default=8, help="processes of each test (default %(default)s)")
+    parser.add_argument("--ranks", type=whole(1), default=8, help="processes of each test (default %(default)s)")
     options = parser.parse_args(arguments)
+    missing = [name for name in ("torch", "expecttest") if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"needs {' and '.join(missing)}: pip install torch expecttest")
     suite, outcomes = load_suite(options.ranks), Outcomes()
     for name in unittest.TestLoader().getTestCaseNames(suite):
         if not options.words or any(word in name for word in options.words):
             suite(name).run(outcomes)
+    if not outcomes.rows:
+        say(f"no test has one of {', '.join(options.words)} in its name")
+        return 1
     counts = Counter((outcome, why) for _, outcome, why in outcomes.rows)
     print_table("Tests", ["outcome", "why", "tests"], [[*key, str(count)] for key, count in sorted(counts.items())])
     return int(any(outcome == "failed" for _, outcome, _ in outcomes.rows))

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from networks import DEVICE, NetworkUnavailable
 from wan.emulated import EmulatedNetwork
 
 from e2e.harness import HANG_SECONDS, until
@@ -184,6 +185,26 @@ def test_a_host_is_cut_off_and_one_way_alone() -> None:
         for sender, receiver in ((zero, two), (two, one), (zero, one)):
             sender.sendto(b"later", receiver.getsockname())
             assert receiver.recv(100) == b"later"
+
+
+def test_counters_begin_anew_with_what_the_kernel_drops_too() -> None:
+    with wide(2) as network, datagram_socket(network, 0) as sender, datagram_socket(network, 1) as receiver:
+        network.run(0, lambda: subprocess.run(["ip", "link", "set", DEVICE, "txqueuelen", "10"], check=True))
+        os.kill(network.emulator_pid, signal.SIGSTOP)
+        try:
+            for _ in range(100):
+                sender.sendto(b"one of too many", receiver.getsockname())
+        finally:
+            os.kill(network.emulator_pid, signal.SIGCONT)
+        counts = network.counts()
+        assert counts.total["device_drops"] > 0
+        network.reset_counts()
+        assert network.counts().total["device_drops"] == 0
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
+    with wide(2) as network, pytest.raises(NetworkUnavailable, match="no congestion control 'nonsense'"):
+        network.use_congestion_control("nonsense")
 
 
 def test_delays_and_rates_change_while_bytes_are_under_way() -> None:

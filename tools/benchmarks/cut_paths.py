@@ -56,7 +56,7 @@ class CutPeer(ReducingPeer):
         Returns:
             `errors_ns`: when calls failed; `texts`: why; `restored`: whether the tensor was unchanged each time;
             `committed_ns`: when the last call succeeded, or None after UNNOTICED_S. Or instead `removed`: why this peer
-            was removed.
+            was removed; or `failed`: what else ended it.
         """
         errors_ns: list[int] = []
         texts: list[str] = []
@@ -74,7 +74,8 @@ class CutPeer(ReducingPeer):
                 restored = restored and self.is_restored()
                 continue
             except zpccl.PCCLError as error:
-                return {"errors_ns": errors_ns, "removed": str(error)}
+                how = "removed" if isinstance(error, zpccl.Kicked) else "failed"
+                return {"errors_ns": errors_ns, how: str(error)}
             committed_ns = time.monotonic_ns()
             if (must_fail and not errors_ns) or self.tensor[1] != due[1]:  # Cheap: nearly always in a call.
                 continue
@@ -131,7 +132,8 @@ def cut_once(kind: str, network: Network, workers: list[Worker], rng: random.Ran
 def judge(kind: str, cut_ns: int, reports: list[dict[str, Any]], removed: str) -> dict[str, Any]:
     """The results of a round, in seconds after the cut, and the broken promises."""
     problems = [f"a peer that could have stayed was removed: {r['removed']}" for r in reports if "removed" in r]
-    whole = [report for report in reports if "removed" not in report]
+    problems += [f"a peer that could have stayed failed: {r['failed']}" for r in reports if "failed" in r]
+    whole = [report for report in reports if "committed_ns" in report]
     if not all(report["restored"] for report in whole):
         problems.append("a tensor was not restored")
     commits_ns = [report["committed_ns"] for report in whole if report["committed_ns"] is not None]

@@ -10,8 +10,8 @@ slowest process; the first one does not count.
   zpccl   DDP on zpccl, with the master in the process of rank 0, as `init_process_group("zpccl")` starts it
   zpccl+master  the same with a master in a process of its own
 
-At two peers all systems with DDP must end with the same weights, bit for bit: a sum of two has no order. `of_gloo` is
-the speed beside Gloo, `cpu_seconds` is user and system time of one step, of all processes but the master.
+All ranks must end with the same weights, bit for bit; at two peers all systems with DDP: a sum of two has no order.
+`of_gloo` is the speed beside Gloo, `cpu_seconds` is user and system time of one step, of all processes but the master.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -118,12 +119,14 @@ def measure_systems(
             results = call_all(workers, "run", options.steps)
             if repetition:
                 found[system].append(results)
-    digests = {digest for system in trainers if system != "alone" for digest in call_all(trainers[system], "digest")}
-    problems = ["the weights of ranks or systems differ"] if len(digests) > 1 and peers == 2 else []
+    digests = {system: set(call_all(trainers[system], "digest")) for system in trainers if system != "alone"}
+    problems = [f"the weights of the ranks of {system} differ" for system, found in digests.items() if len(found) > 1]
+    if peers == 2 and len(set().union(*digests.values())) > max(map(len, digests.values()), default=1):
+        problems.append("the weights of systems differ")
     rows: list[Row] = []
     for system, repetitions in found.items():
         seconds = [max(step for step, _ in results) for results in repetitions]
-        cpu_seconds = sorted(sum(cpu for _, cpu in results) for results in repetitions)[len(repetitions) // 2]
+        cpu_seconds = statistics.median(sum(cpu for _, cpu in results) for results in repetitions)
         rows.append({"system": system, "peers": peers, "bytes": size_bytes, "batch": options.batch})
         rows[-1].update(**spread(seconds, "seconds"), cpu_seconds=cpu_seconds, reps=options.reps)
     for row, speed in zip(rows, speeds_beside(rows, "gloo"), strict=True):

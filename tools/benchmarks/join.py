@@ -23,7 +23,7 @@ from workers import Hosts, Master, Worker, call_all, ended_workers
 
 import zpccl
 from benchmarks.scenario import BYTES, Column, Scenario, times
-from benchmarks.state import StatePeer, add_place_arguments, check_place, make_hosts
+from benchmarks.state import PROCESSES_MAX, StatePeer, add_place_arguments, check_place, make_hosts
 from benchmarks.wan import what_the_emulator_says
 
 STEP_ELEMENTS = 1 << 16
@@ -126,7 +126,7 @@ def measure_size(run: Run, size_bytes: int) -> list[Row]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place_arguments(parser)
-    add(parser, "--members", 2, "of the run; all-reduces take two", type=whole(2))
+    add(parser, "--members", 2, "of the run; all-reduces take two", type=whole(2, PROCESSES_MAX - 1))
 
 
 def measure(options: argparse.Namespace) -> Rows:

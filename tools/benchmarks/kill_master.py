@@ -19,8 +19,8 @@ the packets. This needs Linux and root (tools/wan). All peers are on one host. A
 for it between two kills, as with --pause 10: else the master dies before any call has ended.
 
 In all cases the run must have one history: every member list shares a majority with the one before it, peers that know
-the same epoch have the same list, no two masters lead in the same term, and no peer changes its run. A call that fails
-breaks a promise and ends the tool.
+the same epoch have the same list, no two masters lead in the same term, and no peer changes its run or goes back to an
+earlier list. A call that fails breaks a promise and ends the tool.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Row, Rows, WorkerFailed, above_zero, add, format_bytes, positive, say
+from common import Row, Rows, WorkerFailed, above_zero, add, format_bytes, positive, say, spread, zero_or_more
 from wan.emulated import EmulatedNetwork
 from wan.settings import Settings
 from workers import LOOPBACK, Hosts, Master, Peer, Worker, call_all, ended_workers
@@ -90,7 +90,7 @@ class LoopingPeer(Peer):
             [zpccl.TensorInfo.from_numpy(self.weights, "weights"), zpccl.TensorInfo.from_numpy(self.step, "step")]
         )
         self.calls: list[tuple[int, int]] = []
-        self.lists: dict[int, list[str]] = {}
+        self.lists: list[tuple[int, list[str]]] = []
         self.failures: list[str] = []
         self.leaver_failures = 0
 
@@ -108,7 +108,9 @@ class LoopingPeer(Peer):
                 continue
             self.calls.append((began_ns, time.monotonic_ns()))
             view = self._view()
-            self.lists.setdefault(view.epoch, [name for _, _, name in view.members])
+            known = view.epoch, [name for _, _, name in view.members]
+            if self.lists[-1:] != [known]:
+                self.lists.append(known)
             return value
 
     def _view(self) -> Any:
@@ -262,10 +264,11 @@ def broken_history(results: list[dict[str, Any]], terms: list[list[int]]) -> lis
     problems = []
     lists: dict[int, list[str]] = {}
     for result in results:
-        for epoch, names in result["lists"].items():
+        for epoch, names in result["lists"]:
             if sorted(lists.setdefault(epoch, names)) != sorted(names):
                 problems.append(f"epoch {epoch} has two lists: {lists[epoch]} and {names}")
-        if list(result["lists"]) != sorted(result["lists"]):
+        epochs = [epoch for epoch, _ in result["lists"]]
+        if epochs != sorted(epochs):
             problems.append("a peer went back in epochs")
         if not result["one_run"]:
             problems.append("a peer changed its run")
@@ -306,6 +309,8 @@ def summarise(
     problems += [] if equal else ["the peers' results differ"]
     problems += [] if goes_on else [f"after {max(steps)} steps the revisions are {sorted(revisions)}"]
     problems += [] if extra else ["no call was under way while a master was away"]
+    if options.rolling and not visits["visits"]:
+        problems.append(f"no visit came to its end: {'; '.join(visits['errors'][-3:])}")
     return {
         "peers": options.peers,
         "bytes": options.bytes,
@@ -319,13 +324,11 @@ def summarise(
         "calls_failed_by_leavers": sum(result["leaver_failures"] for result in results),
         "visits": visits["visits"],
         "visitor_errors": len(visits["errors"]),
-        "member_lists": len({epoch for result in results for epoch in result["lists"]}),
+        "member_lists": len({epoch for result in results for epoch, _ in result["lists"]}),
         "takeovers": sum(len(of_master) for of_master in terms),
         "ms_usual_median": usual_ms,
-        "ms_extra_median": statistics.median(extra) if extra else 0.0,
-        "ms_extra_max": max(extra, default=0.0),
-        "ms_after_restart_median": statistics.median(after) if after else 0.0,
-        "ms_after_restart_max": max(after, default=0.0),
+        **spread(extra, "ms_extra"),
+        **spread(after, "ms_after_restart"),
         "digests_equal": equal,
         "revision_goes_on": goes_on,
         "problems": problems,
@@ -337,7 +340,9 @@ def parse_wan(text: str) -> str:
     """Parses "delay,loss" from the command line into settings of a network."""
     delay, _, loss = text.partition(",")
     try:
-        return f"delay_ms={float(delay):g} loss={float(loss or 0):g}%"
+        words = f"delay_ms={float(delay):g} loss={float(loss or 0):g}%"
+        Settings(2).with_line(f"link * * {words}")
+        return words
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a delay in ms, a comma and a loss in percent") from None
 
@@ -346,13 +351,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--peers", 4)
     add(parser, "--kills", 20, "of the master", type=positive)
     add(parser, "--bytes", "1MiB")
-    add(parser, "--absence", 5, "seconds without a master, at most", type=float)
+    add(parser, "--absence", 5, "seconds without a master, at most", type=zero_or_more)
     add(parser, "--pause", 3, "seconds from the start of a master to its kill, at most", type=above_zero)
     parser.add_argument("--standby", action="store_true", help="peers know two masters, as with --rolling")
-    add(parser, "--rolling", 0, "restart two masters in turn, every so many seconds", type=float)
-    add(parser, "--seconds", 60, "of a rolling restart", type=float)
+    add(parser, "--rolling", 0, "restart two masters in turn, every so many seconds", type=zero_or_more)
+    add(parser, "--seconds", 60, "of a rolling restart", type=above_zero)
     parser.add_argument("--wan", type=parse_wan, metavar="MS,PERCENT", help="delay one way and loss to masters")
-    add(parser, "--grace", 1, "recovery grace of the master, seconds", type=float)
+    add(parser, "--grace", 1, "recovery grace of the master, seconds", type=zero_or_more)
     add(parser, "--seed", 0)
 
 

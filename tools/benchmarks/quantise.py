@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from common import QUANTIZATIONS, Array, Row, Rows, add, positive
+from common import QUANTIZATIONS, Array, Row, Rows, add, whole
 from quantiser import INSTRUCTION_SETS, Quantiser, instruction_set
 
 import zpccl
@@ -71,7 +71,9 @@ def measure_kernels(quantiser: Quantiser, tensor: Array, reps: int) -> Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--dtypes", list(DATATYPES), "of the tensor", choices=DATATYPES)
     add(parser, "--formats", list(FORMATS), "on the wire", choices=FORMATS)
-    add(parser, "--blocks", [zpccl.limits.QUANTIZATION_BLOCK_ELEMENTS], "elements that share a scale", type=positive)
+    limits, text = zpccl.limits, "elements that share a scale"
+    largest = limits.QUANTIZATION_BLOCK_ELEMENTS_MAX
+    add(parser, "--blocks", [limits.QUANTIZATION_BLOCK_ELEMENTS], text, type=whole(1, largest))
     add(parser, "--reps", 7, "repetitions of each kernel")
 
 

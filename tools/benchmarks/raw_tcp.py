@@ -124,10 +124,10 @@ class RawTcp:
         """
         for number, data in out.items():
             for lane, piece in self._shares(number, data):
-                lane.out = [piece] * times
+                lane.out = [piece] * times if piece else []
         for number, memory in into.items():
             for lane, piece in self._shares(number, memory):
-                lane.into = [piece] * times
+                lane.into = [piece] * times if piece else []
         _move(lane for lanes in self._lanes.values() for lane in lanes)
 
     def close(self) -> None:

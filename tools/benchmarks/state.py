@@ -42,7 +42,7 @@ from benchmarks.wan import what_the_emulator_says
 from zpccl.state.digests import digest_regions
 
 RANDOM, ZEROS, IDENTICAL = CONTENTS = ("random", "zeros", "identical")
-RAW_TCP, DIGEST = SYSTEMS = ("raw_tcp", "digest")
+_, DIGEST = SYSTEMS = ("raw_tcp", "digest")
 """What zpccl is compared with."""
 DIGESTS = tuple(kind.name.lower() for kind in zpccl.DigestKind)
 PROCESSES_MAX = 15

@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common import Row, Rows, add, positive
+from common import Row, Rows, add, positive, whole
 from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
 from workers import Hosts, call_all
@@ -33,6 +33,7 @@ from benchmarks.plan_bounds import moving_seconds_min
 from benchmarks.scenario import BYTES, Column, Scenario
 from benchmarks.systems import ALGORITHMS, start_system
 from benchmarks.wan import what_the_emulator_says
+from zpccl import limits
 from zpccl.protocol import network as zpccl_network
 
 PAYLOAD = 0.965
@@ -176,7 +177,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fall", action="store_true", help="then cut a path to a tenth, and as many calls again")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="auto", help="that all peers ask for")
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
-    parser.add_argument("--connections", type=int, default=0, help="per link (default: what zpccl chooses)")
+    text = "a pair; 0: as many as zpccl chooses"
+    add(parser, "--connections", 0, text, type=whole(0, limits.LINK_CONNECTIONS_MAX))
     add(parser, "--seed", 0)
 
 

@@ -3,7 +3,8 @@
 Each peer, and the master, is on its own host in an emulated wide-area network (the package `wan`). All paths between
 peers have the same delay, rate and loss in both directions; those to the master have the delay only. Systems:
 
-  zpccl      `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice
+  zpccl      `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice. It
+             asks for BBR by itself; the others take what --congestion or the system says
   encrypted  the same in a run with a secret, everything encrypted; needs PyNaCl, measured only on request
   raw_tcp    the same bytes over as many sockets, in both directions: no votes, no reduction
   gloo       torch.distributed.all_reduce, with one connection per pair; if torch is installed
@@ -28,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import Row, Rows, above_zero, add, bus_bandwidth_gbit, say, whole
+from common import Row, Rows, above_zero, add, bus_bandwidth_gbit, new_file, say, whole
 from networks import Namespaces
 from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
@@ -243,7 +244,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--reps", 3)
     parser.add_argument("--congestion", choices=CONGESTION_CONTROLS, help="of all connections (default the system's)")
     add(parser, "--seed", 0)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it there (PNG); needs matplotlib")
+    parser.add_argument("--plot", type=new_file, metavar="FILE", help="draw it there (PNG); needs matplotlib")
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

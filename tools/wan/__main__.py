@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import argparse
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # As Python does for the scripts there.
 
 from common import run_tool, say, whole
+from networks import NetworkUnavailable
 
 from wan.emulated import HOSTS_MAX, EmulatedNetwork
 from wan.settings import Settings, SettingsError
@@ -31,7 +31,7 @@ def obey(network: EmulatedNetwork, line: str) -> None:
     """Carries out one line.
 
     Raises:
-        SettingsError, OSError, CalledProcessError: it cannot be carried out.
+        SettingsError, OSError, NetworkUnavailable: it cannot be carried out.
     """
     command, _, argument = line.strip().partition(" ")
     if command == "show":
@@ -48,11 +48,11 @@ def obey(network: EmulatedNetwork, line: str) -> None:
 
 def run_network(options: argparse.Namespace) -> int:
     """Makes the network and keeps it."""
-    lines = options.settings.read_text(encoding="utf-8").splitlines() if options.settings else []
     try:
+        lines = options.settings.read_text(encoding="utf-8").splitlines() if options.settings else []
         settings = Settings(options.hosts).with_lines(lines)
-    except SettingsError as error:
-        say(f"{options.settings}, {error}")
+    except (SettingsError, OSError, UnicodeDecodeError) as error:
+        say(f"{options.settings}: {error}")
         return 1
     with EmulatedNetwork(settings, options.seed) as network:
         for host in range(options.hosts):
@@ -60,7 +60,7 @@ def run_network(options: argparse.Namespace) -> int:
         for line in sys.stdin:
             try:
                 obey(network, line)
-            except (SettingsError, OSError, subprocess.CalledProcessError) as error:
+            except (SettingsError, OSError, NetworkUnavailable) as error:
                 say(f"nothing changed: {error}")
             sys.stdout.flush()
         signal.pause()

@@ -71,6 +71,7 @@ class EmulatedNetwork(Namespaces):
         self._seed, self._realtime = seed, realtime
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._earlier_drops = 0
         self._program = build_emulator()
         super().__init__(settings.host_count)
 
@@ -124,12 +125,16 @@ class EmulatedNetwork(Namespaces):
                 paths[values.pop("from"), values.pop("to")] = values
             elif kind == "total":
                 total = values
-        total["device_drops"] = sum(self.run(host, _device_drops) for host in range(self.host_count))
+        total["device_drops"] = self._drops() - self._earlier_drops
         return PacketCounts(paths, total)
 
     def reset_counts(self) -> None:
-        """Resets all counters except `device_drops`."""
+        """Resets all counters."""
         self._request("reset\n")
+        self._earlier_drops = self._drops()
+
+    def _drops(self) -> int:
+        return sum(self.run(host, _device_drops) for host in range(self.host_count))
 
     def report(self) -> str:
         """The counters as text."""
@@ -145,9 +150,16 @@ class EmulatedNetwork(Namespaces):
         return "\n".join(lines)
 
     def use_congestion_control(self, name: str) -> None:
-        """Sets the congestion control of new TCP connections over the network; the kernel must have it."""
+        """Sets the congestion control of new TCP connections over the network.
+
+        Raises:
+            NetworkUnavailable: the kernel does not have it.
+        """
         for host in range(self.host_count):
-            self._ip(self.namespace(host), [f"route replace {self._route(host)} congctl {name}"])
+            try:
+                self._ip(self.namespace(host), [f"route replace {self._route(host)} congctl {name}"])
+            except subprocess.CalledProcessError as error:
+                raise NetworkUnavailable(f"no congestion control {name!r}: {error.stderr.strip()}") from error
 
     # --- Setting up -------------------------------------------------------------------------------------------------
 
@@ -232,7 +244,7 @@ def build_emulator() -> Path:
     """Compiles the emulator unless that was done; returns the path of the program.
 
     Raises:
-        NetworkUnavailable: there is no C compiler.
+        NetworkUnavailable: there is no C compiler, or it fails.
     """
     sources = [_SOURCES / name for name in ("emulator.c", "model.c", "packet.c")]
     newest = max(path.stat().st_mtime for path in (*sources, _SOURCES / "model.h", _SOURCES / "packet.h"))
@@ -241,14 +253,17 @@ def build_emulator() -> Path:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise NetworkUnavailable("cannot compile the emulator: no C compiler")
-    _PROGRAM.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _PROGRAM.with_name(f"{_PROGRAM.name}.{os.getpid()}")
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
     try:
+        _PROGRAM.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([compiler, *flags, "-o", unfinished, *sources, "-lm"], check=True)
         unfinished.replace(_PROGRAM)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NetworkUnavailable(f"cannot compile the emulator: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
     return _PROGRAM
 
 

@@ -195,4 +195,4 @@ def _number(name: str, text: str) -> float:
 
 def _pairs_of(part: PathSettings | HostSettings | Timing) -> str:
     values = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
-    return " ".join(f"{name}={value:g}" for name, value in values)
+    return " ".join(f"{name}={repr(float(value)).removesuffix('.0')}" for name, value in values)
