@@ -18,10 +18,11 @@ import pytest
 from protocol.harness import topology_vote
 
 from zpccl import limits
-from zpccl.errors import PeerLost
+from zpccl.errors import PeerLost, Result
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, StartReduce
+from zpccl.protocol.losses import Losses
 from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import (
     CollectiveSpec,
@@ -198,6 +199,74 @@ def test_a_broken_path_costs_one_attempt_and_nobody(is_cut: bool) -> None:
     assert registry.epoch == epoch
     assert progress.aborted_count - aborted <= 2 * 5  # Each peer's part of two collectives at most.
     assert progress.groups_done
+
+
+def strike_outage(cluster: Cluster, notice_ns: int, duration_ns: int) -> None:
+    """The network of all is away from now on, which the master notices after a while."""
+    drawn = SimpleNamespace(
+        randrange=lambda _: notice_ns, choice=lambda found: found[-1], uniform=lambda *_: duration_ns / SECOND
+    )
+    cluster.injector._strike_outages(cast(random.Random, drawn))
+
+
+def members_after_an_outage(alone_s: int) -> int:
+    """How many of two members are left after an outage of all, before which the path between them broke.
+
+    Args:
+        alone_s: how many seconds before the master notices the outage it removes one of them for that; 0: never.
+    """
+    cluster = Cluster(0, peer_count=2, script=SIMPLE)
+    cluster.run(steps=1, faults=STILL)
+    while len(cluster.master.machine.registry.order) < 2:
+        cluster.run(steps=1, faults=STILL)
+    master, order = cluster.master, cluster.master.machine.registry.order
+    one, other = (peer.peer_id for peer in order)
+    cluster.note("path cut", cluster.nodes[one], cluster.nodes[other], lasts=True)
+    cluster.links.damage(one, other, is_cut=True)
+    begun_ns, notice_ns = cluster.clock.now_ns, 5 * SECOND
+    strike_outage(cluster, notice_ns, 20 * SECOND)
+
+    def remove() -> None:
+        master.machine._kick(order[1], Result.RANK_CONNECTION_FAILED, "no link", master.clock.now_ns())
+        master.handle(events.Tick())
+
+    if alone_s:
+        cluster.clock.after(notice_ns - alone_s * SECOND, remove)
+    while cluster.clock.now_ns < begun_ns + 2 * notice_ns:
+        cluster._step()
+    return len(master.machine.registry.order)
+
+
+@pytest.mark.parametrize(("alone_s", "count"), [(0, 2), (1, 1), (3, 0)])
+def test_who_was_alone_for_a_while_may_be_removed_in_an_outage(alone_s: int, count: int) -> None:
+    """S6, churn, seed 33007296: one of two members was removed for an earlier fault, before the master noticed the
+    outage. It took the other one, which it missed next, for any single member that dies."""
+    assert members_after_an_outage(alone_s) == count
+
+
+@pytest.mark.parametrize(("duration_ms", "is_excused"), [(1900, False), (2100, True), (2600, False)])
+@pytest.mark.parametrize("is_healed", [True, False])
+def test_who_is_late_may_be_removed_as_an_outage_ends_while_the_master_misses_its_members(
+    duration_ms: int, is_excused: bool, is_healed: bool
+) -> None:
+    """S6: some are back before it has missed all, so it does not wait for the others longer than ever."""
+    cluster = Cluster(0, peer_count=3, script=SIMPLE)
+    cluster.run(steps=500, faults=STILL)
+    peers = frozenset((cluster.master.machine.registry.order[0].peer_id,))
+    strike_outage(cluster, 2 * SECOND, 20 * SECOND if is_healed else duration_ms * MS)
+    if is_healed:
+        cluster.clock.after(duration_ms * MS, cluster.heal)
+    while cluster.network.is_away:
+        cluster._step()
+    assert cluster.has_cause(peers, cluster.clock.now_ns, of_removal=True) == is_excused
+
+
+@pytest.mark.parametrize("alone_s", [0, 1])
+def test_catches_the_loss_of_all_in_an_outage(alone_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: it takes nobody for dead who was not alone for long."""
+    monkeypatch.setattr(Losses, "on_disconnected", lambda *_: False)
+    with pytest.raises(Violation, match=r"S6: .* is removed without a fault"):
+        members_after_an_outage(alone_s)
 
 
 # --- What seeds have found --------------------------------------------------------------------------------------------

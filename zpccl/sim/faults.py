@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zpccl.limits import (
+    CUT_OFF_SPREAD_NS,
+    DISCONNECT_GRACE_NS,
     HEARTBEAT_TIMEOUT_NS,
     MASTER_STAY_FIRST_NS,
     MASTER_STAY_NS,
@@ -414,12 +416,14 @@ class Injector:
         self.skip = frozenset(skip)
         self._damaged: dict[tuple[bytes, bytes], Incident] = {}
         self._hung: dict[bytes, Incident] = {}
+        self._missed: list[SimulatedPeer] = []  # The members that the last outage struck.
+        self._missed_from_ns = 0  # When the master begins to notice it.
         self._reloads: list[Callable[[], None]] = []  # Revocations that some masters have not learnt yet.
 
     def start(self, faults: Faults) -> None:
         """Begins a profile; ends the one before and its lasting faults."""
         self._era += 1
-        self._cluster.network.come_back()
+        self._end_outage()
         for pair in list(self._damaged):
             self._restore_path(pair)
         for peer_id in list(self._hung):
@@ -620,7 +624,8 @@ class Injector:
     def _strike_outages(self, rng: random.Random) -> None:
         """Breaks all links and connections at once. For who was connected, that alone is no cause to be removed.
 
-        Not so for a single member, or if the master finds its members just then.
+        Not so for a single member, or if the master finds its members just then. For a while the master does not notice
+        the outage, and may remove others for faults before it: whoever is left alone is a single member, too.
         """
         cluster, (master, *others) = self._cluster, self._cluster.masters
         assert not others, "with several masters nobody waits for members that are all away"
@@ -639,7 +644,28 @@ class Injector:
         for one, other in cluster.links.up():
             cluster.links.break_link(one, other, is_silent=True)
         cluster.network.go_away(notice_ns)
-        self.later(duration_ns, cluster.network.come_back)
+        self._missed, self._missed_from_ns = connected if is_strict else [], cluster.clock.now_ns + notice_ns
+        self.later(duration_ns, self._end_outage)
+        # Whoever is left alone later than that is missed so soon after the others went that the master waits for it.
+        alone_ns = notice_ns + DISCONNECT_GRACE_NS - CUT_OFF_SPREAD_NS
+        if is_strict and alone_ns > 0:
+            cluster.clock.after(alone_ns, lambda: self._excuse_single(master, connected))
+
+    def _end_outage(self) -> None:
+        """The network is back. If the master is still missing members then, some are back before it has missed all, and
+        others, which have found nobody yet, may be back too late."""
+        cluster, since_ns = self._cluster, self._cluster.clock.now_ns - self._missed_from_ns
+        if cluster.network.is_away and 0 <= since_ns < DISCONNECT_GRACE_NS:
+            for node in self._missed:
+                cluster.note("cut off from masters", node, is_silent=True)
+        cluster.network.come_back()
+
+    def _excuse_single(self, master: SimulatedMaster, connected: list[SimulatedPeer]) -> None:
+        """Lets a member be removed that is alone by now in an outage which the master has yet to notice."""
+        listed = [peer.peer_id for peer in master.machine.registry.order]
+        for node in connected:
+            if listed == [node.peer_id]:
+                self._cluster.note("cut off from masters", node, is_silent=True)
 
     def cut_off(
         self, cuts: list[tuple[list[SimulatedPeer], SimulatedMaster]], duration_ns: int, *, is_silent: bool
