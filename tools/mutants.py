@@ -1245,13 +1245,21 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
   - order.index(0)
   + 0
 # --- Who is removed ---------------------------------------------------------------------------------------------------
-newcomer-shows-that-the-network-is-there: protocol.losses:Losses.on_disconnected (unit tests)
+newcomer-shows-that-the-network-is-there: protocol.losses:Losses.on_closed (unit tests)
   L3: all members are removed in an outage of all, since the master missed a pending peer last
-  - self.network is NetworkState.BACK and not has_pending
+  - self.network is NetworkState.BACK and not self._registry.by_connection
   + False
-who-was-away-is-a-witness: protocol.master:MasterMachine._on_linked (unit tests)
-  L2: members are removed by the first one that is back after an outage of all
-  - not was_away
+stranger-shows-that-the-network-is-there: protocol.master:MasterMachine._on_connection_closed (unit tests)
+  L3: the same, as somebody who is refused knocks at the master once
+  - return self._losses.on_closed()
+  + return
+who-is-away-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
+  L3: a member is removed in an outage of all for a link that had broken before
+  - peer.connection is not None
+  + True
+who-was-away-shortly-before-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
+  S6: the network of all is back before the master has missed all, and the first ones remove the others
+  - peer.back_ns is None or peer.back_ns + limits.CUT_OFF_SPREAD_NS <= lost.disconnected_ns
   + True
 removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
   L3: a plan waits for a link as the network of all breaks, and a member is removed for that

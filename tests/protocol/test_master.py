@@ -356,9 +356,10 @@ def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) 
         bench.link(*names)
         assert bench.names() == "abc"
         bench.tick(100 * limits.MS)
+    bench.tick(limits.CUT_OFF_SPREAD_NS)
     bench.say("a", Linked(pids("b")))
     bench.disconnect("c")
-    assert bench.names() == "ab"  # As ever, once all are back.
+    assert bench.names() == "ab"  # As ever, once all are back for a while.
 
 
 def check_others_are_waited_for_once_one_is_back(bench: MasterBench, first: str) -> None:
@@ -383,6 +384,35 @@ def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(
     check_others_are_waited_for_once_one_is_back(bench, "a")
 
 
+def test_who_is_refused_does_not_show_that_the_network_is_there_for_all(bench: MasterBench) -> None:
+    """L3: the network of all is away, and somebody near the master knocks at it, is refused and goes, many times."""
+    bench.members("a", "b")
+    for name in "ab":
+        bench.disconnect(name)
+    for connection in range(1, 20):
+        bench.hello("x", is_member=True, connection=connection)
+        assert bench.machine.registry.peers.keys() == set(pids("ab"))
+        bench.disconnect("x")
+        bench.tick(SECOND)
+    bench.tick(60 * SECOND)
+    assert bench.names() == "ab"
+    check_others_are_waited_for_once_one_is_back(bench, "a")
+
+
+def test_who_is_refused_does_not_keep_who_is_gone(bench: MasterBench) -> None:
+    """L2: a is back, and b is lost as ever while others knock and are refused."""
+    bench.members("a", "b")
+    for name in "ab":
+        bench.disconnect(name)
+    bench.hello("a", welcomed=True)
+    for connection in range(1, 1 + limits.RECOVERY_WAIT_NS // SECOND):
+        assert bench.names() == "ab"
+        bench.hello("x", is_member=True, connection=connection)
+        bench.disconnect("x")
+        bench.tick(SECOND)
+    assert bench.names() == "a"
+
+
 def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
     """L2: the network of all was away, and is back before the master has missed b."""
     bench.members("a", "b", "c")
@@ -392,6 +422,41 @@ def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
     assert bench.names() == "abc"
     bench.tick(limits.DISCONNECT_GRACE_NS)
     assert bench.names() == "ac"
+
+
+@pytest.mark.parametrize("is_missed_first", [False, True])
+def test_who_was_away_shortly_before_is_no_witness(bench: MasterBench, is_missed_first: bool) -> None:
+    """S6: the same; a was back before it noticed that its link to b had broken too."""
+    bench.members("a", "b", "c")
+    bench.disconnect("a")
+    bench.tick(100 * limits.MS)
+    if is_missed_first:
+        bench.disconnect("b")
+    bench.hello("a", welcomed=True, connection=2)
+    bench.say("a", Linked(pids("bc")))
+    bench.say("a", Linked(pids("c")))
+    if not is_missed_first:
+        bench.disconnect("b")
+    assert bench.names() == "abc"
+    bench.tick(limits.DISCONNECT_GRACE_NS - 1)
+    bench.hello("b", welcomed=True, connection=2)
+    bench.link("a", "b", "c")
+    bench.tick(limits.CUT_OFF_SPREAD_NS)
+    assert bench.names() == "abc"
+    bench.say("a", Linked(pids("c")))
+    bench.disconnect("b")
+    assert bench.names() == "ac"  # As ever.
+
+
+def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
+    """L3: a link has broken, and then the network of all; the master misses both of its ends before c."""
+    bench.members("a", "b", "c")
+    bench.say("a", Linked(pids("c")))
+    for name in "abc":
+        bench.disconnect(name)
+    bench.tick(60 * SECOND)
+    assert bench.names() == "abc"
+    check_others_are_waited_for_once_one_is_back(bench, "a")
 
 
 def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: MasterBench) -> None:

@@ -1,16 +1,17 @@
 """When a disconnected peer is lost, as the master sees it.
 
 A peer is lost when its connection broke and it did not reconnect within the grace period, or at once if members lost
-their links to it too. A far peer has a longer grace period, as its handshake takes longer. If all members of a run with
-one address disconnect at about the same time, the master takes its own network for broken, and lost links, which may
-have broken with it, for no sign of a loss:
+their links to it too that were not away themselves. A far peer has a longer grace period, as its handshake takes
+longer. If all members of a run with one address disconnect at about the same time, the master takes its own network for
+broken, and lost links, which may have broken with it, for no sign of a loss:
 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
     DOWN      -                                BACK        UP                          never
     BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if a pending peer is connected. [2] DOWN once nobody is connected.
+    [1] BACK if a pending peer is connected. [2] DOWN once neither members nor pending peers are connected, and another
+    connection has closed: perhaps of somebody who was refused.
     [3] Or after they disconnected again or said Hello, if later.
 """
 
@@ -70,20 +71,22 @@ class Losses:
     def _enter_back(self, now_ns: int) -> None:
         self.network, self._back_ns = NetworkState.BACK, now_ns
 
+    def on_closed(self) -> None:
+        """A connection has closed, of anyone: what came on it does not show any more that the network is there."""
+        if self.network is NetworkState.BACK and not self._registry.by_connection:
+            self.network = NetworkState.DOWN
+
     def on_disconnected(self, peer: Peer, now_ns: int) -> bool:
         """A peer has disconnected, and knows no other master. True if all members have, at about the same time."""
-        members, has_pending = self._registry.order, bool(self._registry.connected_pending())
-        if any(member.connection is not None for member in members):
-            return False
-        if self.network is NetworkState.BACK and not has_pending:
-            self.network = NetworkState.DOWN
-        if self.network is not NetworkState.UP or not peer.is_member:
+        members = self._registry.order
+        is_last = peer.is_member and all(member.connection is None for member in members)
+        if self.network is not NetworkState.UP or not is_last:
             return False
         last_ns = self._last_loss_ns
         if len(members) <= 1 and (last_ns is None or now_ns - last_ns >= limits.CUT_OFF_SPREAD_NS):
             return False
         self.network = NetworkState.DOWN
-        if has_pending:
+        if self._registry.connected_pending():
             self._enter_back(now_ns)
         return True
 
@@ -123,6 +126,16 @@ class Losses:
         if self.network is not NetworkState.UP and peer.is_member:
             return False
         return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer)
+
+    def is_witness(self, peer: Peer, lost: Peer) -> bool:
+        """True if the links that a member has lost say something of a disconnected one.
+
+        Not if it is away itself, or was when the other one disconnected or shortly before: one cause may have broken
+        all.
+        """
+        assert lost.disconnected_ns is not None
+        is_steady = peer.back_ns is None or peer.back_ns + limits.CUT_OFF_SPREAD_NS <= lost.disconnected_ns
+        return peer.connection is not None and is_steady
 
     def _is_linked(self, peer: Peer) -> bool:
         """True if another member has a link to this one."""

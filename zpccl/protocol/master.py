@@ -382,7 +382,7 @@ class MasterMachine:
             if hello.is_ready:
                 known.on_ready()
             known.witnesses.clear()
-            known.is_back = True
+            known.back_ns = now_ns
             self._welcome(known)
             return self.operations.on_links_changed(now_ns)  # A sync without a source for it was to wait for it.
         if hello.is_member:
@@ -558,7 +558,6 @@ class MasterMachine:
             for other in come:
                 if other.group == peer.group and other.unlinked_ns is not None:
                     other.unlinked_ns = now_ns
-        was_away, peer.is_back = peer.is_back, False
         peer.linked = linked
         peer.witnesses.clear()
         if not peer.is_member:
@@ -570,12 +569,13 @@ class MasterMachine:
         for other in self.registry.peers_of_bits(linked):
             other.witnesses.discard(peer.peer_id)
         for other in gone:
-            # Only members are witnesses, and only of a link that both ends had reported. Who was away itself is none.
-            is_witness = peer.is_member and not was_away and other.group == peer.group
+            # Only members are witnesses, and only of a link that both ends had reported.
+            is_witness = peer.is_member and other.group == peer.group
             if not is_witness or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses.add(peer.peer_id)
-            if other.disconnected_ns is not None and self._losses.is_given_up(other):
+            is_lost = other.disconnected_ns is not None and self._losses.is_witness(peer, other)
+            if is_lost and self._losses.is_given_up(other):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.operations.on_links_changed(now_ns)
 
@@ -625,13 +625,15 @@ class MasterMachine:
             return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
-            return
+            return self._losses.on_closed()
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
+        self._losses.on_closed()
         # With several masters the members may have switched to another one, and this master steps down soon.
         if not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
-        witnesses = [other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses]
+        said = (other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses)
+        witnesses = [other for other in said if self._losses.is_witness(other, peer)]
         if witnesses and self._losses.is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 

@@ -110,8 +110,8 @@ class Peer:
     """When the last answer to one of its calls was sent; after a take-over, when it reported."""
     witnesses: set[bytes] = field(default_factory=set)
     """Members that have lost their link to this peer, since the peer last reported which links it has."""
-    is_back: bool = False
-    """It has connected again, and is to say which links it has."""
+    back_ns: int | None = None
+    """When it last connected again."""
     open_calls: dict[int, Key] = field(default_factory=dict)
     """Calls that wait for their answer, by call id: the operation of each."""
     answers: dict[int, Decision] = field(default_factory=dict)
