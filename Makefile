@@ -151,7 +151,7 @@ wheel: deps ## sdist and wheel in dist/, the wheel tried in an empty environment
 # --- Clean ------------------------------------------------------------------------------------------------------------
 
 clean: ## remove what was built, but not .venv
-	rm -rf build dist out zpccl.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed
+	rm -rf build dist out zpccl.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis '$(VENV)/.installed'
 	rm -f zpccl/engine/_native*.so
 	find zpccl tests tools examples native -name __pycache__ -type d -prune -exec rm -rf {} +
 	$(MAKE) -C native clean

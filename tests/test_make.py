@@ -42,6 +42,21 @@ def test_clean_removes_what_was_built_and_nothing_else(checkout: Path) -> None:
     assert other.exists() and not built.parent.exists()
 
 
+def test_clean_by_another_way_removes_nothing(checkout: Path) -> None:
+    """Relative paths begin where `make` runs."""
+    other = checkout.parent / "build" / "native" / "of another"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make(checkout, "--file", "native/Makefile", "clean")
+    assert other.exists() and "make -C native" in caught.value.stderr
+
+
+def test_clean_keeps_what_has_the_begin_of_the_name_of_an_environment(checkout: Path) -> None:
+    said = make(checkout, "--dry-run", "clean", "VENV=/home/me/two words")
+    assert "'/home/me/two words/.installed'" in said
+
+
 def test_all_sources_are_compiled_wherever_they_are(checkout: Path) -> None:
     said = make(checkout / "native", "--dry-run", "strict")
     assert all(f" -c {source.name} -o " in said for source in (ROOT / "native").glob("*.c") if source.stem != "_native")

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -301,6 +302,27 @@ def test_ctrl_c_does_not_end_a_fork_server_that_is_importing(tmp_path: Path) -> 
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "lives\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_master_starts_leaves_none(number: signal.Signals) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    class Interrupted(workers.Hosts):
+        def run(self, _: int, function: Any) -> Any:
+            started.append(function())
+            signal.raise_signal(number)
+            return started[0]
+
+    before = signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit, match=str(128 + number)), workers.Master(Interrupted()):
+            pass
+        assert started[0].poll() == -signal.SIGKILL
+    finally:
+        signal.signal(number, before)
+        started[0].kill()
+        started[0].wait()
 
 
 @pytest.mark.slow

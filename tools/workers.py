@@ -50,18 +50,22 @@ class Held(Protocol):
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Defers Ctrl-C in the main thread until the block has ended."""
+    """Defers Ctrl-C, SIGTERM and the loss of the terminal, in the main thread, until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    caught = [number for number, handler in before.items() if callable(handler)]
+    for each in caught:
+        signal.signal(each, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+        for each in caught:
+            signal.signal(each, before[each])
+    for number in came:
+        signal.raise_signal(number)
 
 
 class Worker:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import WorkerFailed
 from networks import DEVICE, Namespaces, NetworkUnavailable
 
 from wan.settings import Settings, queue_bytes
@@ -63,6 +64,7 @@ class EmulatedNetwork(Namespaces):
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command, C compiler or TUN device.
+        WorkerFailed: the emulator cannot be compiled.
     """
 
     def __init__(self, settings: Settings, seed: int = 0, realtime: bool = True) -> None:
@@ -244,7 +246,8 @@ def build_emulator() -> Path:
     """Compiles the emulator unless that was done; returns the path of the program.
 
     Raises:
-        NetworkUnavailable: there is no C compiler, or it fails.
+        NetworkUnavailable: there is no C compiler, or no place for the program.
+        WorkerFailed: the compiler refuses the source.
     """
     sources = [_SOURCES / name for name in ("emulator.c", "model.c", "packet.c")]
     newest = max(path.stat().st_mtime for path in (*sources, _SOURCES / "model.h", _SOURCES / "packet.h"))
@@ -259,7 +262,9 @@ def build_emulator() -> Path:
         _PROGRAM.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([compiler, *flags, "-o", unfinished, *sources, "-lm"], check=True)
         unfinished.replace(_PROGRAM)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
+        raise WorkerFailed(f"cannot compile the emulator: {compiler} exits with {error.returncode}") from error
+    except OSError as error:
         raise NetworkUnavailable(f"cannot compile the emulator: {error}") from error
     finally:
         with contextlib.suppress(OSError):
