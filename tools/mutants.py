@@ -1257,9 +1257,13 @@ who-is-away-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   L3: a member is removed in an outage of all for a link that had broken before
   - peer.connection is not None
   + True
+link-that-broke-long-ago-shows-a-loss: protocol.losses:Losses.is_witness (unit tests)
+  S6: a member is removed in an outage for a link that broke long before, of which the master heard nothing more
+  - said_ns is None or said_ns + spread_ns < lost.disconnected_ns
+  + said_ns is None
 who-was-away-shortly-before-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   S6: the network of all is back before the master has missed all, and the first ones remove the others
-  - peer.back_ns is None or peer.back_ns + limits.CUT_OFF_SPREAD_NS <= lost.disconnected_ns
+  - peer.back_ns is None or peer.back_ns + spread_ns <= lost.disconnected_ns
   + True
 removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
   L3: a plan waits for a link as the network of all breaks, and a member is removed for that

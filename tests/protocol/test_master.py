@@ -459,6 +459,17 @@ def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
     check_others_are_waited_for_once_one_is_back(bench, "a")
 
 
+def test_a_link_that_broke_long_ago_shows_no_loss(bench: MasterBench) -> None:
+    """S6: since then the master has heard nothing of a, as the network of all is away; it misses b first."""
+    bench.members("a", "b", "c")
+    bench.say("a", Linked(pids("c")))
+    bench.tick(limits.CUT_OFF_SPREAD_NS + 1)
+    for name in "bca":
+        bench.disconnect(name)
+    bench.tick(60 * SECOND)
+    assert bench.names() == "abc"
+
+
 def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: MasterBench) -> None:
     """L3: the network of all was away, and comes and goes; c is away yet."""
     bench.members("a", "b", "c")

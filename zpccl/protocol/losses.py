@@ -128,13 +128,16 @@ class Losses:
         return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer)
 
     def is_witness(self, peer: Peer, lost: Peer) -> bool:
-        """True if the links that a member has lost say something of a disconnected one.
+        """True if a member has lost its link to a disconnected one, and that says something.
 
-        Not if it is away itself, or was when the other one disconnected or shortly before: one cause may have broken
-        all.
+        Not if that was long before; nor if it is away itself, or was when the other one disconnected or shortly before:
+        one cause may have broken all.
         """
         assert lost.disconnected_ns is not None
-        is_steady = peer.back_ns is None or peer.back_ns + limits.CUT_OFF_SPREAD_NS <= lost.disconnected_ns
+        said_ns, spread_ns = lost.witnesses.get(peer.peer_id), limits.CUT_OFF_SPREAD_NS
+        if said_ns is None or said_ns + spread_ns < lost.disconnected_ns:
+            return False
+        is_steady = peer.back_ns is None or peer.back_ns + spread_ns <= lost.disconnected_ns
         return peer.connection is not None and is_steady
 
     def _is_linked(self, peer: Peer) -> bool:

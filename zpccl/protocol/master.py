@@ -567,13 +567,13 @@ class MasterMachine:
         else:
             self._relinked.update(gone, come)
         for other in self.registry.peers_of_bits(linked):
-            other.witnesses.discard(peer.peer_id)
+            other.witnesses.pop(peer.peer_id, None)
         for other in gone:
             # Only members are witnesses, and only of a link that both ends had reported.
             is_witness = peer.is_member and other.group == peer.group
             if not is_witness or not other.linked >> peer.slot & 1:
                 continue
-            other.witnesses.add(peer.peer_id)
+            other.witnesses[peer.peer_id] = now_ns
             is_lost = other.disconnected_ns is not None and self._losses.is_witness(peer, other)
             if is_lost and self._losses.is_given_up(other):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
@@ -632,8 +632,7 @@ class MasterMachine:
         # With several masters the members may have switched to another one, and this master steps down soon.
         if not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
-        said = (other for other in self.registry.members(peer.group) if other.peer_id in peer.witnesses)
-        witnesses = [other for other in said if self._losses.is_witness(other, peer)]
+        witnesses = [other for other in self.registry.members(peer.group) if self._losses.is_witness(other, peer)]
         if witnesses and self._losses.is_given_up(peer):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 

@@ -108,8 +108,8 @@ class Peer:
     """The epoch of the last list of this master that it has accepted."""
     answered_ns: int = 0
     """When the last answer to one of its calls was sent; after a take-over, when it reported."""
-    witnesses: set[bytes] = field(default_factory=set)
-    """Members that have lost their link to this peer, since the peer last reported which links it has."""
+    witnesses: dict[bytes, int] = field(default_factory=dict)
+    """Members that have lost their link to this peer, since the peer last reported which links it has, and when."""
     back_ns: int | None = None
     """When it last connected again."""
     open_calls: dict[int, Key] = field(default_factory=dict)
