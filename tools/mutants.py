@@ -342,8 +342,8 @@ missing-peers-of-a-host-untold: protocol.membership:Registry.host_missing (unit 
   + 0
 absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_over (unit tests)
   L2: a returning peer that the adopted list names is told that its token is wrong, or waits without end
-  - not known.has_reported and not hello.is_member
-  + False
+  - not known.has_reported or has_forgotten
+  + has_forgotten
 unaware-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   L3: members are removed since one of their host has heard nothing of its admission, as its master died
   - hello.leader == NO_ID
@@ -364,6 +364,18 @@ returning-peer-comes-back-at-once: protocol.master:MasterMachine._has_heard_noth
   L1: a list answers the round of a returning peer in which the others of its run wait for it
   - hello.is_member or hello.is_returning
   + hello.is_member
+forgotten-member-is-led-again: protocol.master:MasterMachine._has_gone_over (unit tests)
+  S3: a master counts a member that another one has led since, until its run yielded, and that has forgotten that
+  - is_back and known.is_member and self._leader.needs_quorum
+  + False
+only-master-removes-a-returning-member: protocol.master:MasterMachine._has_gone_over (unit tests)
+  S6: the only master removes a returning peer that has missed its Welcome, though nobody else may have led it
+  - is_back and known.is_member and self._leader.needs_quorum
+  + is_back and known.is_member
+hello-from-before-the-welcome-removes: protocol.master:MasterMachine._has_gone_over (unit tests)
+  L3: a Hello of a returning peer that was on its way when it was admitted removes it
+  - hello.is_returning and connection != known.connection
+  + hello.is_returning
 asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
   B1: asks a peer that promises nothing at each of its Hellos, which are its answers
   - connection in self._asked

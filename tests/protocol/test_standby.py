@@ -502,6 +502,67 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
     assert bench.names() == "ab"
 
 
+def lead(bench: Standby, names: str) -> None:
+    """The run of these peers is taken over, and its list committed."""
+    for name in names:
+        bench.report(name, names)
+    if bench.machine.is_recovering:
+        bench.tick_at_deadline()
+    bench.see(*names)
+    assert bench.names() == names and bench.machine.registry.is_committed
+
+
+ELSEWHERE: dict[str, Any] = {"run_id": b"another run.....", "promised": 9, "leader": b"of that run....."}
+AFTER_YIELDING = pytest.mark.parametrize(
+    "bound", [ELSEWHERE, {"run_id": OLD_RUN}], ids=["registered elsewhere", "registered nowhere"]
+)
+
+
+@AFTER_YIELDING
+def test_the_sole_member_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict[str, Any]) -> None:
+    """Duel, seed 33515753, S3: it was sent its list again, though another master had led it by a later one."""
+    lead(bench, "c")
+    told = bench.hello("c", connection=9, is_returning=True, **TWO, **bound)
+    assert not any(isinstance(message, Members) for _, message in told)
+    assert bench.machine.is_recovering and not bench.names()
+
+
+@AFTER_YIELDING
+def test_members_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict[str, Any]) -> None:
+    """S3: what c acknowledges does not count. If the others are a quorum, they go on without it, and c may join."""
+    lead(bench, "abc")
+    bench.hello("c", connection=9, is_returning=True, **TWO, **bound)
+    assert (bench.names(), bench.pending()) == ("ab", "c")
+    bench.see("c", "a")
+    assert not bench.machine.registry.is_committed
+    bench.see("b")
+    assert bench.machine.registry.is_committed
+
+
+def test_a_returning_peer_that_is_no_member_yet_comes_back(bench: Standby) -> None:
+    """It keeps its turn: nothing that it has promised counts while it waits."""
+    bench.begin_run("a")
+    for name in "bcb":
+        bench.hello(name, connection=9, is_returning=True, **TWO, **ELSEWHERE)
+    assert bench.pending() == "bc"
+
+
+def test_a_hello_from_before_the_admission_removes_no_member(bench: Standby) -> None:
+    """L3: the master had asked for it twice, and the second one came after the peer was admitted."""
+    bench.begin_run("ab")
+    bench.hello_again("b", is_returning=True, **TWO, **ELSEWHERE)
+    assert bench.names() == "ab"
+
+
+def test_the_only_master_keeps_a_returning_member_that_has_missed_its_admission() -> None:
+    """S6: nobody else has led it since."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    told = bench.hello("b", is_returning=True, **ELSEWHERE)
+    assert any(isinstance(message, Members) for _, message in told)
+    assert bench.names() == "ab"
+
+
 # --- The peer ---------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from zpccl.protocol.messages import (
     Members,
     MembersCommitted,
     PeerMessage,
+    Refused,
     RunReport,
     Vote,
     Votes,
@@ -554,3 +555,50 @@ def test_who_was_admitted_elsewhere_is_not_asked_again_and_again(monkeypatch: py
     p.sent.clear()
     world.run(4)
     assert sum(isinstance(message, Hello) for message in p.sent) < 10
+
+
+def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3: m, n and s are led by b, where their run yields to that of x and y. Only m hears so, and goes to a, which
+    still lists m and n and has not noticed that they are gone. The others go on at c: a must not count m.
+    """
+    three = (*TWO, "c")
+    world = World()
+    for address, salt in zip(three, (77, 1000, 2000), strict=True):
+        world.start_master(address, salt)
+    xy = world.begin_run("xy", three)
+    world.settle([peer.reduce() for peer in xy])
+    for address in three:
+        world.cut(xy, address)
+    world.run(40)
+    m, n = world.begin_run("mn", three)
+    old, tell = world.masters["a"], world.tell_master
+    unnoticed: list[Connection] = []
+
+    def tell_others(connection: Connection) -> None:
+        return unnoticed.append(connection) if connection.machine is old.machine else tell(connection)
+
+    monkeypatch.setattr(world, "tell_master", tell_others)
+    world.cut([m, n], "a")
+    world.until(lambda: world.masters["b"] in world.leading(), what="b leads m and n")
+    s = world.peer("s", three)
+    world.cut([s], "a")
+    s.connect()
+    world.until(lambda: s.state is State.PENDING)
+    world.run(0.3)
+    world.admit([m, n], [s])
+    world.filter = lambda peer, message: None if peer in (n, s) and isinstance(message, Refused) else message
+    world.join(xy, "b")
+    world.until(lambda: m.state is State.RETURNING, what="the run yields at b")
+    world.filter = lambda peer, message: message
+    world.cut([m, n, s], "b")
+    world.cut([m], "c")
+    world.join([m], "a")
+    world.until(lambda: m.connection is not None and m.address == "a", what="m comes to a")
+    world.run(1)
+    monkeypatch.undo()
+    for connection in unnoticed:
+        world.tell_master(connection)
+    world.until(lambda: world.masters["c"] in world.leading(), what="c leads n and s")
+    world.run(30)
+    world.check_one_leads()
+    assert m.state is State.RETURNING and world.masters["c"].member_names == "ns"

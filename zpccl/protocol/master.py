@@ -362,7 +362,7 @@ class MasterMachine:
         if known is not None and is_itself and hello.connection < known.connection_count:
             return self._outbox.log(Level.DEBUG, f"{known.name} has a newer connection")
         is_unaware = known is not None and self._has_heard_nothing(known, hello)
-        if known is not None and (is_unaware or self._has_gone_over(known, hello)):
+        if known is not None and (is_unaware or self._has_gone_over(known, connection, hello)):
             if not known.has_reported and self._ask_again(connection):
                 return None
             if is_unaware:
@@ -458,12 +458,15 @@ class MasterMachine:
         self._recognise(peer, event, hello)
         self._welcome_late(peer, history, now_ns, has_one_address=not self._leader.needs_quorum)
 
-    def _has_gone_over(self, known: Peer, hello: Hello) -> bool:
+    def _has_gone_over(self, known: Peer, connection: Hashable, hello: Hello) -> bool:
         """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
 
-        The latter has not reported and never will: it is bound to another run, or to none since its own has yielded.
+        The latter is bound to another run, or to none since its own has yielded. Either it has not reported and never
+        will; or another one of several masters has led it since, and it has forgotten what it promised that one.
         """
-        waits_anew = not known.has_reported and not hello.is_member
+        is_back = hello.is_returning and connection != known.connection  # Else it has yet to read its Welcome.
+        has_forgotten = is_back and known.is_member and self._leader.needs_quorum
+        waits_anew = not hello.is_member and (not known.has_reported or has_forgotten)
         is_unbound = waits_anew and (hello.run_id != self.run_id or hello.leader == NO_ID)
         return (is_unbound or self._is_of_other_run(hello)) and known.may_have(hello.token)
 
