@@ -148,7 +148,7 @@ def crash(name: str, function: str, old: str) -> Mutant:
     ("seed", "mutant", "needed", "error"),
     [
         # One that fails, needs fewer than all peers, and is shrunk in seconds.
-        (900, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
+        (1000, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
         (0, JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
         (
             3,
