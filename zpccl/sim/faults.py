@@ -652,10 +652,10 @@ class Injector:
             cluster.clock.after(alone_ns, lambda: self._excuse_single(master, connected))
 
     def _end_outage(self) -> None:
-        """The network is back. If the master is still missing members then, some are back before it has missed all, and
-        others, which have found nobody yet, may be back too late."""
-        cluster, since_ns = self._cluster, self._cluster.clock.now_ns - self._missed_from_ns
-        if cluster.network.is_away and 0 <= since_ns < DISCONNECT_GRACE_NS:
+        """The network is back. If the master has not missed all members yet, some are back before it has, and others
+        may be back too late."""
+        cluster = self._cluster
+        if cluster.network.is_away and cluster.clock.now_ns < self._missed_from_ns + DISCONNECT_GRACE_NS:
             for node in self._missed:
                 cluster.note("cut off from masters", node, is_silent=True)
         cluster.network.come_back()
