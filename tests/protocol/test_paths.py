@@ -163,8 +163,16 @@ def test_a_link_that_goes_on_failing_makes_surplus() -> None:
     net = Net("abc", "ac")
     net.blame("bc", limits.LINK_FAILING_MAX_NS - 1)
     assert net.paths.surplus(net.of("abc"), NOW) == []
-    net.blame("bc", 1)
-    assert net.paths.surplus(net.of("abc"), NOW) == [(net.peers["c"], net.of("ab"))]
+    net.blame("bc", 1, now_ns=NOW + 1)
+    assert net.paths.surplus(net.of("abc"), NOW + 1) == [(net.peers["c"], net.of("ab"))]
+
+
+def test_attempts_that_fail_side_by_side_count_once() -> None:
+    """L2: the network of all was away, and broke all that was under way; the links are open again."""
+    net = Net("ab")
+    for later_ns in range(5):
+        net.blame("ab", limits.LINK_FAILING_MAX_NS // 2, now_ns=NOW + later_ns)
+    assert net.paths.surplus(net.of("ab"), NOW + 5) == []
 
 
 def test_groups_that_are_gone_are_forgotten() -> None:
@@ -183,15 +191,16 @@ def test_groups_that_are_gone_are_forgotten() -> None:
 
 def test_time_that_a_link_costs_adds_up_until_it_is_trusted() -> None:
     net = Net("abc")
-    for _ in range(2):
-        net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
-    assert net.order("abc") is None
+    half_ns = limits.LINK_FAILING_MAX_NS // 2
+    net.blame("ab", half_ns)
+    net.blame("ab", half_ns, now_ns=NOW + half_ns)
+    assert net.order("abc", NOW + half_ns) is None
     net.paths.trust(ring_edges(net.of("abc")), 7)
-    assert net.order("abc") is None
+    assert net.order("abc", NOW + half_ns) is None
     net.paths.trust(ring_edges(net.of("abc")), 8)
-    assert net.order("abc") == "abc"
-    net.blame("ab", limits.LINK_FAILING_MAX_NS // 2)
-    assert net.order("abc") == "abc"
+    assert net.order("abc", NOW + half_ns) == "abc"
+    net.blame("ab", half_ns, now_ns=NOW + 2 * half_ns)
+    assert net.order("abc", NOW + 2 * half_ns) == "abc"
 
 
 def test_only_the_links_of_the_ring_are_trusted() -> None:

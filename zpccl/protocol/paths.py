@@ -183,9 +183,13 @@ class Paths:
     # --- Faults -----------------------------------------------------------------------------------------------------
 
     def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
-        """The link between two peers made an attempt with `count` elements fail, after `cost_ns`."""
-        fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns, 0, 0))
-        fault.seen_ns, fault.cost_ns, fault.count = now_ns, fault.cost_ns + cost_ns, max(fault.count, count)
+        """The link between two peers made an attempt with `count` elements fail, after `cost_ns`.
+
+        The time of attempts that fail side by side, with one cause, counts once.
+        """
+        fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns - cost_ns, 0, 0))
+        fault.cost_ns += min(cost_ns, now_ns - fault.seen_ns)
+        fault.seen_ns, fault.count = now_ns, max(fault.count, count)
         fault.is_named = True
 
     def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
