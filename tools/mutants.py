@@ -1074,8 +1074,8 @@ held-members-not-waited-for: protocol.losses:Losses.loss_ns (unit tests)
   + False
 cut-off-master-waits-as-long: protocol.master:MasterMachine._loss_ns (unit tests)
   L2: a master that cannot lead any more keeps its peers until the next one has lost them
-  - is_new_here and may_lead
-  + is_new_here
+  - may_lead and self._is_new_here(peer)
+  + self._is_new_here(peer)
 
 # --- Plans ahead ------------------------------------------------------------------------------------------------------
 plan-ahead-runs-for-some: protocol.kinds.collective:Collectives._run_ahead (unit tests)
@@ -1269,6 +1269,14 @@ who-is-away-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   L3: a member is removed in an outage of all for a link that had broken before
   - peer.connection is not None
   + True
+one-link-shows-that-who-is-elsewhere-is-lost: protocol.losses:Losses.is_given_up (unit tests)
+  S6: a member that has tried another master is removed for one link that broke and came back
+  - is_near and not may_be_elsewhere
+  + is_near
+attempts-side-by-side-cost-a-link-each: protocol.paths:Paths.blame (unit tests)
+  L2: a link counts as down since an outage of some seconds broke several attempts on it, and a member is removed
+  - min(cost_ns, now_ns - fault.seen_ns)
+  + cost_ns
 link-that-broke-long-ago-shows-a-loss: protocol.losses:Losses.is_witness (unit tests)
   S6: a member is removed in an outage for a link that broke long before, of which the master heard nothing more
   - said_ns is None or said_ns + spread_ns < lost.disconnected_ns

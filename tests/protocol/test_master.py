@@ -478,6 +478,7 @@ def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: Mast
     for name in "ab":
         bench.hello(name, welcomed=True)
     bench.link("a", "b")
+    bench.tick(limits.CUT_OFF_SPREAD_NS)
     bench.say("a", Linked(()))
     bench.disconnect("b")
     assert bench.names() == "abc"

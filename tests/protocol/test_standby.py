@@ -512,6 +512,19 @@ def lead(bench: Standby, names: str) -> None:
     assert bench.names() == names and bench.machine.registry.is_committed
 
 
+def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are(bench: Standby) -> None:
+    """Split, seed 34003391, S6: it had tried the next master, and one link to it broke and came back."""
+    for name in "abc":
+        bench.report(name, "abc")
+    bench.see("a", "c")
+    bench.link("a", "b", "c")
+    bench.disconnect("b")
+    bench.say("a", Linked(pids("c")))
+    assert bench.names() == "abc"
+    bench.say("c", Linked(pids("a")))
+    assert bench.names() == "ac"
+
+
 ELSEWHERE: dict[str, Any] = {"run_id": b"another run.....", "promised": 9, "leader": b"of that run....."}
 AFTER_YIELDING = pytest.mark.parametrize(
     "bound", [ELSEWHERE, {"run_id": OLD_RUN}], ids=["registered elsewhere", "registered nowhere"]

@@ -117,15 +117,17 @@ class Losses:
             return peer.disconnected_ns + max(recovery_wait_ns, wait_ns)
         return peer.disconnected_ns + (self._grace_of(peer) if peer.has_reported else recovery_wait_ns)
 
-    def is_given_up(self, peer: Peer) -> bool:
-        """True if members lost their links to a disconnected peer: any of them to a near peer, all to a far one.
+    def is_given_up(self, peer: Peer, *, may_be_elsewhere: bool) -> bool:
+        """True if members lost their links to a disconnected peer: any of them to a near peer that knows no other
+        master, else all.
 
-        One link to a far host may break together with its connection to the master; if a process dies, all break. No
-        member while the network is not UP.
+        One link to a far host may break together with its connection to the master, and who may be at another master is
+        disconnected for that; if a process dies, all break. No member while the network is not UP.
         """
         if self.network is not NetworkState.UP and peer.is_member:
             return False
-        return self._grace_of(peer) <= self._grace_ns or not self._is_linked(peer)
+        is_near = self._grace_of(peer) <= self._grace_ns
+        return (is_near and not may_be_elsewhere) or not self._is_linked(peer)
 
     def is_witness(self, peer: Peer, lost: Peer) -> bool:
         """True if a member has lost its link to a disconnected one, and that says something.

@@ -578,7 +578,7 @@ class MasterMachine:
                 continue
             other.witnesses[peer.peer_id] = now_ns
             is_lost = other.disconnected_ns is not None and self._losses.is_witness(peer, other)
-            if is_lost and self._losses.is_given_up(other):
+            if is_lost and self._losses.is_given_up(other, may_be_elsewhere=self._is_new_here(other)):
                 self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
         self.operations.on_links_changed(now_ns)
 
@@ -636,7 +636,7 @@ class MasterMachine:
         if not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
         witnesses = [other for other in self.registry.members(peer.group) if self._losses.is_witness(other, peer)]
-        if witnesses and self._losses.is_given_up(peer):
+        if witnesses and self._losses.is_given_up(peer, may_be_elsewhere=self._is_new_here(peer)):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
@@ -700,8 +700,11 @@ class MasterMachine:
 
     def _loss_ns(self, peer: Peer, may_lead: bool) -> int | None:
         # A master that cannot lead steps down soon: those whom it holds are waited for at the one that can.
-        is_new_here = self._leader.needs_quorum and peer.phase in (PeerPhase.ABSENT, PeerPhase.REPORTED)
-        return self._losses.loss_ns(peer, may_be_elsewhere=is_new_here and may_lead)
+        return self._losses.loss_ns(peer, may_be_elsewhere=may_lead and self._is_new_here(peer))
+
+    def _is_new_here(self, peer: Peer) -> bool:
+        """True for a member that may still be connected to another one of several masters, or go back to it."""
+        return self._leader.needs_quorum and peer.phase in (PeerPhase.ABSENT, PeerPhase.REPORTED)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others cannot continue without it.
