@@ -264,7 +264,7 @@ def test_who_is_late_may_be_removed_as_an_outage_ends_while_the_master_misses_it
 @pytest.mark.parametrize("alone_s", [0, 1])
 def test_catches_the_loss_of_all_in_an_outage(alone_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """S6: it takes nobody for dead who was not alone for long."""
-    monkeypatch.setattr(Losses, "on_disconnected", lambda *_: False)
+    monkeypatch.setattr(Losses, "on_disconnected", lambda *_, **__: False)
     with pytest.raises(Violation, match=r"S6: .* is removed without a fault"):
         members_after_an_outage(alone_s)
 

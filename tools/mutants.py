@@ -342,8 +342,8 @@ missing-peers-of-a-host-untold: protocol.membership:Registry.host_missing (unit 
   + 0
 absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_over (unit tests)
   L2: a returning peer that the adopted list names is told that its token is wrong, or waits without end
-  - not known.has_reported or has_forgotten
-  + has_forgotten
+  - hello.run_id != self.run_id or hello.leader == NO_ID
+  + False
 unaware-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   L3: members are removed since one of their host has heard nothing of its admission, as its master died
   - hello.leader == NO_ID
@@ -366,16 +366,28 @@ returning-peer-comes-back-at-once: protocol.master:MasterMachine._has_heard_noth
   + hello.is_member
 forgotten-member-is-led-again: protocol.master:MasterMachine._has_gone_over (unit tests)
   S3: a master counts a member that another one has led since, until its run yielded, and that has forgotten that
-  - is_back and known.is_member and self._leader.needs_quorum
+  - has_forgotten and known.is_member and self._leader.needs_quorum
   + False
+forgotten-promise-of-a-newcomer-counts: protocol.master:MasterMachine._has_gone_over (unit tests)
+  S3: the same of one that has not heard of its admission, whose promise another candidate has counted since
+  - is_back and not self._has_our_promise(hello)
+  + is_back and hello.is_returning and not self._has_our_promise(hello)
+forgotten-promise-counts-in-its-run: protocol.master:MasterMachine._has_gone_over (unit tests)
+  S3: a member comes back that a former master of its run has registered, after a later one had led it
+  - is_back and not self._has_our_promise(hello)
+  + is_back and (hello.run_id != self.run_id or hello.leader == NO_ID)
+unaware-member-of-the-leader-removed: protocol.master:MasterMachine._has_gone_over (unit tests)
+  L3: a newcomer that has missed its Welcome and its admission is removed as it comes back
+  - hello.run_id != NO_ID and connection != known.connection
+  + connection != known.connection
 only-master-removes-a-returning-member: protocol.master:MasterMachine._has_gone_over (unit tests)
   S6: the only master removes a returning peer that has missed its Welcome, though nobody else may have led it
-  - is_back and known.is_member and self._leader.needs_quorum
-  + is_back and known.is_member
+  - has_forgotten and known.is_member and self._leader.needs_quorum
+  + has_forgotten and known.is_member
 hello-from-before-the-welcome-removes: protocol.master:MasterMachine._has_gone_over (unit tests)
   L3: a Hello of a returning peer that was on its way when it was admitted removes it
-  - hello.is_returning and connection != known.connection
-  + hello.is_returning
+  - hello.run_id != NO_ID and connection != known.connection
+  + hello.run_id != NO_ID
 asked-for-a-report-again: protocol.master:MasterMachine._expect_report (unit tests)
   B1: asks a peer that promises nothing at each of its Hellos, which are its answers
   - connection in self._asked
@@ -986,8 +998,8 @@ refused-hear-of-the-loss: protocol.kinds.sync:StateSyncs.on_ended (unit tests)
   + None
 peer-gone-over-is-welcomed: protocol.master:MasterMachine._has_gone_over (unit tests)
   S3: a peer that is a member of another run by now is sent the list of the one in which it was registered
-  - is_unbound or self._is_of_other_run(hello)
-  + is_unbound
+  - self._is_of_other_run(hello)
+  + False
 undecided-members-removed: protocol.master:MasterMachine._refuse_report (unit tests)
   S6: of two runs that a new master finds, the members of the smaller one are removed, though nothing was decided there
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
@@ -1054,8 +1066,8 @@ withdrawn-calls-are-planned: protocol.master:MasterMachine._announce_epoch (unit
   + self.operations.validate
 cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
-  - not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns)
-  + not self._leader.needs_quorum and not peer.is_member and self._losses.on_disconnected(peer, now_ns)
+  - is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here)
+  + is_only and not peer.is_member and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here)
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
   - self._has_one_address(self.chosen)
@@ -1259,12 +1271,16 @@ broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_rin
 # --- Who is removed ---------------------------------------------------------------------------------------------------
 newcomer-shows-that-the-network-is-there: protocol.losses:Losses.on_closed (unit tests)
   L3: all members are removed in an outage of all, since the master missed a pending peer last
-  - self.network is NetworkState.BACK and not self._registry.by_connection
+  - self.network is NetworkState.BACK and not is_anyone_here
   + False
 stranger-shows-that-the-network-is-there: protocol.master:MasterMachine._on_connection_closed (unit tests)
   L3: the same, as somebody who is refused knocks at the master once
-  - return self._losses.on_closed()
+  - return self._losses.on_closed(is_anyone_here=self._is_anyone_here())
   + return
+earlier-run-waits-for-members-that-are-gone: protocol.master:MasterMachine._is_anyone_here (unit tests)
+  L1: a run whose members are all gone yields to the earlier one that waits at its master no more
+  - bool(self.registry.by_connection or earlier)
+  + bool(self.registry.by_connection)
 who-is-away-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   L3: a member is removed in an outage of all for a link that had broken before
   - peer.connection is not None

@@ -129,6 +129,26 @@ def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> N
     assert [message.refusal for message in yielded()[1:]] == [Refusal.YIELDED]
 
 
+@pytest.mark.parametrize("knocks", [False, True])
+def test_a_run_whose_members_are_all_gone_yields_to_an_earlier_one(knocks: bool) -> None:
+    """L1: q has not reported, so the run does not yield before it is lost. Who is there shows that the network is, too,
+    whoever else knocks and goes."""
+    bench = TakeOver()
+    for name in "np":
+        bench.report(name, "npq")
+    bench.recover()
+    for name in "ab":
+        bench.report(name, "ab", run_id=OTHER_RUN)
+    for name in "np":
+        bench.disconnect(name)
+    assert bench.names() == "npq"
+    if knocks:
+        bench.hello("x", is_member=True)
+        bench.disconnect("x")
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    assert bench.names() == "ab"
+
+
 def test_who_was_refused_for_good_is_in_no_later_list() -> None:
     """S3: c is lost; then one of a host comes that the former master had admitted to c's list."""
     bench = Standby()

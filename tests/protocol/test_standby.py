@@ -37,6 +37,7 @@ from zpccl.protocol.peer import State
 from .harness import (
     CONNECT,
     RUN_ID,
+    UPDATE,
     MasterBench,
     PeerBench,
     member_list,
@@ -526,8 +527,11 @@ def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are
 
 
 ELSEWHERE: dict[str, Any] = {"run_id": b"another run.....", "promised": 9, "leader": b"of that run....."}
+BY_FORMER: dict[str, Any] = {"run_id": OLD_RUN, "promised": 1, "leader": b"replaced long ago"[:16]}
 AFTER_YIELDING = pytest.mark.parametrize(
-    "bound", [ELSEWHERE, {"run_id": OLD_RUN}], ids=["registered elsewhere", "registered nowhere"]
+    "bound",
+    [ELSEWHERE, {"run_id": OLD_RUN}, BY_FORMER],
+    ids=["registered elsewhere", "registered nowhere", "registered by a former master"],
 )
 
 
@@ -550,6 +554,36 @@ def test_members_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict
     assert not bench.machine.registry.is_committed
     bench.see("b")
     assert bench.machine.registry.is_committed
+
+
+def admit_unaware(bench: Standby) -> None:
+    """A newcomer c is admitted to the run of a and b, and hears nothing of it."""
+    lead(bench, "ab")
+    bench.hello("c", **TWO)
+    bench.link("a", "b", "c")
+    for name in "ab":
+        bench.vote(name, UPDATE, 900)
+    bench.see("a", "b")
+    assert bench.names() == "abc" and bench.machine.registry.is_committed
+
+
+@pytest.mark.parametrize("bound", [ELSEWHERE, BY_FORMER], ids=["by another run", "by a former master"])
+def test_an_unaware_member_that_was_registered_elsewhere_since(bench: Standby, bound: dict[str, Any]) -> None:
+    """S3: another candidate may have counted its promise meanwhile, which it has forgotten."""
+    admit_unaware(bench)
+    bench.hello("c", connection=9, **TWO, **bound)
+    assert (bench.names(), bench.pending()) == ("ab", "c")
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_an_unaware_member_that_comes_back_hears_of_its_admission(bench: Standby, is_registered: bool) -> None:
+    """L3: it has been nowhere else since it said Hello first, or since this master registered it."""
+    admit_unaware(bench)
+    promise = bench.machine._leader.promise
+    bound: dict[str, Any] = {"run_id": OLD_RUN, "promised": promise.term, "leader": promise.leader}
+    told = bench.hello("c", connection=9, **TWO, **(bound if is_registered else {}))
+    assert any(isinstance(message, Members) for _, message in told)
+    assert bench.names() == "abc"
 
 
 def test_a_returning_peer_that_is_no_member_yet_comes_back(bench: Standby) -> None:

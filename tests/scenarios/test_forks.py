@@ -24,6 +24,7 @@ from zpccl.protocol.messages import (
     RunReport,
     Vote,
     Votes,
+    Welcome,
 )
 from zpccl.protocol.peer import PeerMachine, State
 
@@ -602,3 +603,58 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
     world.run(30)
     world.check_one_leads()
     assert m.state is State.RETURNING and world.masters["c"].member_names == "ns"
+
+
+def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3: a admits p, which does not hear of it, and promises b to follow it with x. Before b leads it, it goes to c,
+    where another run registers it, and comes back to a: a must not count it, as x and y make a quorum at b.
+    """
+    three = (*TWO, "c")
+    world = World()
+    for address, salt in zip(three, (77, 1000, 2000), strict=True):
+        world.start_master(address, salt)
+    (z,) = world.begin_run("z", three)
+    world.settle([z.reduce()])
+    for address in three:
+        world.cut([z], address)
+    world.run(40)
+    x, y = world.begin_run("xy", three)
+    world.join([z], "c")
+    world.until(lambda: world.masters["c"] in world.leading(), what="c leads z")
+    p = world.peer("p", three)
+    p.connect()
+    world.until(lambda: p.state is State.PENDING)
+    world.run(0.5)
+    unnoticed: list[Connection] = []
+    monkeypatch.setattr(world, "tell_master", unnoticed.append)
+    world.filter = lambda peer, message: None if peer is p and isinstance(message, Members) else message
+    world.settle([peer.topology() for peer in (x, y)])
+    world.run(0.1)
+    assert world.masters["a"].member_names == "xyp" and p.state is State.PENDING
+    world.filter = lambda peer, message: None if peer is p and isinstance(message, Welcome) else message
+    for address in "ac":
+        world.cut([x, p], address)
+    world.cut([y], "b")
+    world.until(lambda: world.masters["b"].member_names == "xyp", what="b takes the run over")
+    world.filter = lambda peer, message: message
+    world.cut([p], "b")
+    world.join([p], "c")
+    world.until(lambda: p.machine.run_id == z.machine.run_id, what="c registers p")
+    world.cut([p], "c")
+    world.join([p], "a")
+    world.until(lambda: p.connection is not None and p.address == "a", what="p comes to a")
+    world.run(1)
+    monkeypatch.undo()
+    for connection in unnoticed:
+        if connection.address == "a":
+            world.tell_master(connection)
+    world.run(3)
+    world.join([y], "b")
+    world.cut([y], "a")
+    world.run(5)
+    for connection in unnoticed:
+        world.tell_master(connection)
+    world.heal()
+    world.run(30)
+    world.check_one_leads()
+    assert x.state is y.state is State.MEMBER

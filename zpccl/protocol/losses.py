@@ -10,8 +10,8 @@ broken, and lost links, which may have broken with it, for no sign of a loss:
     DOWN      -                                BACK        UP                          never
     BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if a pending peer is connected. [2] DOWN once neither members nor pending peers are connected, and another
-    connection has closed: perhaps of somebody who was refused.
+    [1] BACK if somebody else is here: a pending peer, or a member of an earlier run that is back. [2] DOWN once neither
+    members nor such peers are connected, and another connection has closed: perhaps of somebody who was refused.
     [3] Or after they disconnected again or said Hello, if later.
 """
 
@@ -71,12 +71,12 @@ class Losses:
     def _enter_back(self, now_ns: int) -> None:
         self.network, self._back_ns = NetworkState.BACK, now_ns
 
-    def on_closed(self) -> None:
+    def on_closed(self, *, is_anyone_here: bool) -> None:
         """A connection has closed, of anyone: what came on it does not show any more that the network is there."""
-        if self.network is NetworkState.BACK and not self._registry.by_connection:
+        if self.network is NetworkState.BACK and not is_anyone_here:
             self.network = NetworkState.DOWN
 
-    def on_disconnected(self, peer: Peer, now_ns: int) -> bool:
+    def on_disconnected(self, peer: Peer, now_ns: int, *, is_anyone_here: bool) -> bool:
         """A peer has disconnected, and knows no other master. True if all members have, at about the same time."""
         members = self._registry.order
         is_last = peer.is_member and all(member.connection is None for member in members)
@@ -86,7 +86,7 @@ class Losses:
         if len(members) <= 1 and (last_ns is None or now_ns - last_ns >= limits.CUT_OFF_SPREAD_NS):
             return False
         self.network = NetworkState.DOWN
-        if self._registry.connected_pending():
+        if is_anyone_here:
             self._enter_back(now_ns)
         return True
 

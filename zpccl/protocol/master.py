@@ -462,13 +462,17 @@ class MasterMachine:
         """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
 
         The latter is bound to another run, or to none since its own has yielded. Either it has not reported and never
-        will; or another one of several masters has led it since, and it has forgotten what it promised that one.
+        will; or another one of several masters may have led it since, and it has forgotten what it promised that one.
         """
-        is_back = hello.is_returning and connection != known.connection  # Else it has yet to read its Welcome.
-        has_forgotten = is_back and known.is_member and self._leader.needs_quorum
-        waits_anew = not hello.is_member and (not known.has_reported or has_forgotten)
-        is_unbound = waits_anew and (hello.run_id != self.run_id or hello.leader == NO_ID)
-        return (is_unbound or self._is_of_other_run(hello)) and known.may_have(hello.token)
+        if hello.is_member:
+            has_gone_over = self._is_of_other_run(hello)
+        elif not known.has_reported:
+            has_gone_over = hello.run_id != self.run_id or hello.leader == NO_ID
+        else:
+            is_back = hello.run_id != NO_ID and connection != known.connection  # Else it has yet to read its Welcome.
+            has_forgotten = is_back and not self._has_our_promise(hello)
+            has_gone_over = has_forgotten and known.is_member and self._leader.needs_quorum
+        return has_gone_over and known.may_have(hello.token)
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
         """Removes a peer that has gone over, and takes its Hello like that of any other such peer."""
@@ -628,16 +632,23 @@ class MasterMachine:
             return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
-            return self._losses.on_closed()
+            return self._losses.on_closed(is_anyone_here=self._is_anyone_here())
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
-        self._losses.on_closed()
+        is_anyone_here = self._is_anyone_here()
+        self._losses.on_closed(is_anyone_here=is_anyone_here)
         # With several masters the members may have switched to another one, and this master steps down soon.
-        if not self._leader.needs_quorum and self._losses.on_disconnected(peer, now_ns):
+        is_only = not self._leader.needs_quorum
+        if is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
         witnesses = [other for other in self.registry.members(peer.group) if self._losses.is_witness(other, peer)]
         if witnesses and self._losses.is_given_up(peer, may_be_elsewhere=self._is_new_here(peer)):
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
+
+    def _is_anyone_here(self) -> bool:
+        """True while anyone is here who is in the run, waits for it, or is a member of the one that may be next."""
+        earlier = self.candidate.connections() if self.candidate is not None else []
+        return bool(self.registry.by_connection or earlier)
 
     def _on_keys_revoked(self, event: KeysRevoked, now_ns: int) -> None:
         late = [peer_id for peer_id in self._deferred if peer_id not in self.registry.peers]
