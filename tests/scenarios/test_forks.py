@@ -31,6 +31,8 @@ from zpccl.protocol.peer import PeerMachine, State
 from .digests import give_up
 from .world import TWO, Connection, Peer, World, reduce_spec, two_masters
 
+THREE = (*TWO, "c")
+
 
 def hold_back(
     world: World, monkeypatch: pytest.MonkeyPatch, what: type, whose: set[str]
@@ -216,19 +218,24 @@ def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool, monkeyp
     world.settle([a.topology(), b.topology()])
 
 
+def three_masters_and_a_run_that_is_away(names: str) -> tuple[World, list[Peer]]:
+    """Three masters, which lead nothing, and the members of a run that has decided something: they reach none."""
+    world = World()
+    for address, salt in zip(THREE, (77, 1000, 2000), strict=True):
+        world.start_master(address, salt)
+    peers = world.begin_run(names, THREE)
+    world.settle([peer.reduce() for peer in peers])
+    for address in THREE:
+        world.cut(peers, address)
+    world.run(40)
+    return world, peers
+
+
 @pytest.mark.parametrize("later_ms", [0, 500])
 def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) -> None:
     """L1: two masters lead a run each, and half of a new host comes to each, at the same time."""
-    three = ("a", "b", "c")
-    world = World()
-    for address, salt in zip(three, (77, 1000, 2000), strict=True):
-        world.start_master(address, salt)
-    pq = world.begin_run("pq", three)
-    world.settle([peer.reduce() for peer in pq])
-    for address in three:
-        world.cut(pq, address)
-    world.run(40)
-    no = [world.peer(name, three) for name in "no"]
+    world, pq = three_masters_and_a_run_that_is_away("pq")
+    no = [world.peer(name, THREE) for name in "no"]
     no[0].connect()
     world.until(lambda: no[0].state is State.MEMBER, 120, "n begins a run")
     no[1].connect()
@@ -241,7 +248,7 @@ def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) ->
     world.until(lambda: world.masters["b"] in world.leading(), 60, "b leads the run of n and o")
     world.join(pq, "c")
     world.until(lambda: world.masters["c"] in world.leading(), 60, "c leads the run of p and q")
-    halves = [world.peer(name, three) for name in "ef"]
+    halves = [world.peer(name, THREE) for name in "ef"]
     for peer, away in zip(halves, "cb", strict=True):
         peer.machine = PeerMachine(replace(peer.machine.options, host="three", host_size=2))
         world.cut([peer], away)
@@ -562,16 +569,8 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
     """S3: m, n and s are led by b, where their run yields to that of x and y. Only m hears so, and goes to a, which
     still lists m and n and has not noticed that they are gone. The others go on at c: a must not count m.
     """
-    three = (*TWO, "c")
-    world = World()
-    for address, salt in zip(three, (77, 1000, 2000), strict=True):
-        world.start_master(address, salt)
-    xy = world.begin_run("xy", three)
-    world.settle([peer.reduce() for peer in xy])
-    for address in three:
-        world.cut(xy, address)
-    world.run(40)
-    m, n = world.begin_run("mn", three)
+    world, xy = three_masters_and_a_run_that_is_away("xy")
+    m, n = world.begin_run("mn", THREE)
     old, tell = world.masters["a"], world.tell_master
     unnoticed: list[Connection] = []
 
@@ -581,7 +580,7 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(world, "tell_master", tell_others)
     world.cut([m, n], "a")
     world.until(lambda: world.masters["b"] in world.leading(), what="b leads m and n")
-    s = world.peer("s", three)
+    s = world.peer("s", THREE)
     world.cut([s], "a")
     s.connect()
     world.until(lambda: s.state is State.PENDING)
@@ -609,19 +608,11 @@ def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypa
     """S3: a admits p, which does not hear of it, and promises b to follow it with x. Before b leads it, it goes to c,
     where another run registers it, and comes back to a: a must not count it, as x and y make a quorum at b.
     """
-    three = (*TWO, "c")
-    world = World()
-    for address, salt in zip(three, (77, 1000, 2000), strict=True):
-        world.start_master(address, salt)
-    (z,) = world.begin_run("z", three)
-    world.settle([z.reduce()])
-    for address in three:
-        world.cut([z], address)
-    world.run(40)
-    x, y = world.begin_run("xy", three)
+    world, (z,) = three_masters_and_a_run_that_is_away("z")
+    x, y = world.begin_run("xy", THREE)
     world.join([z], "c")
     world.until(lambda: world.masters["c"] in world.leading(), what="c leads z")
-    p = world.peer("p", three)
+    p = world.peer("p", THREE)
     p.connect()
     world.until(lambda: p.state is State.PENDING)
     world.run(0.5)
