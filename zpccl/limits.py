@@ -138,7 +138,8 @@ HEARTBEAT_INTERVAL_NS = 400 * MS
 """Below DISCONNECT_GRACE: a master that is cut off loses its connections within one interval, and must not treat the
 first peer as lost before it has noticed the last loss."""
 CUT_OFF_SPREAD_NS = 2 * SECOND
-"""If all members are lost within this time, the master itself may have been cut off."""
+"""If all members are lost within this time, the master itself may have been cut off. A connection and a link that break
+within it may have one cause."""
 DISCONNECT_GRACE_NS = 500 * MS
 """Time in which a peer may reconnect after its control connection broke, unless other peers lost their links to it."""
 RECONNECT_GRACE_HANDSHAKES = 8

@@ -1,18 +1,18 @@
 """When a disconnected peer is lost, as the master sees it.
 
-A peer is lost when its connection broke and it did not reconnect within the grace period, or at once if members lost
-their links to it too that were not away themselves. A far peer has a longer grace period, as its handshake takes
-longer. If all members of a run with one address disconnect at about the same time, the master takes its own network for
-broken, and lost links, which may have broken with it, for no sign of a loss:
+A peer is lost when its connection broke and it did not reconnect within the grace period, or at once if members that
+were not away themselves lost their links to it at about the same time. A far peer has a longer grace period, as its
+handshake takes longer. If all members of a run with one address disconnect at about the same time, the master takes its
+own network for broken, and lost links, which may have broken with it, for no sign of a loss:
 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
     DOWN      -                                BACK        UP                          never
     BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if somebody else is here: a pending peer, or a member of an earlier run that is back. [2] DOWN once neither
-    members nor such peers are connected, and another connection has closed: perhaps of somebody who was refused.
-    [3] Or after they disconnected again or said Hello, if later.
+    [1] BACK if somebody else is here: a pending peer, or a member of an earlier run that is back. [2] DOWN when a
+    connection closes, be it of a stranger, and neither members nor such others are here. [3] Or after they
+    disconnected again or said Hello, if later.
 """
 
 from __future__ import annotations
