@@ -56,7 +56,7 @@ static ssize_t frame_send(zp__connection *c)
 		body_sent = tx->sent - ZP__HEADER_BYTES;
 	if (body_sent < tx->length)
 		iov[count++] = (struct iovec){(void *)(uintptr_t)(tx->body + body_sent), tx->length - body_sent};
-	size_t wanted = ZP__HEADER_BYTES + tx->length - tx->sent;
+	size_t wanted = ZP__HEADER_BYTES + (size_t)tx->length - tx->sent;
 	if (c->records)
 		return zp__record_send(c, iov, count);
 	ssize_t n = zp__connection_send(c, iov, count);

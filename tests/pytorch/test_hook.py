@@ -200,6 +200,14 @@ def test_parameters_of_another_model_are_refused() -> None:
             hook.fault_tolerant_hook(None, parameters)
 
 
+def test_a_sparse_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    bucket = Bucket(parameters, [torch.ones(2)], 0, True)
+    monkeypatch.setattr(bucket, "buffer", torch.ones(2).to_sparse)
+    with pytest.raises(zpccl.InvalidArgument, match="sparse=False"):
+        hook.fault_tolerant_hook(zpccl.Communicator("127.0.0.1:1"), parameters)(None, bucket)
+
+
 MODEL = """
 import os, sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

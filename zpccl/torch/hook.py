@@ -87,6 +87,8 @@ class FaultTolerantHook:
         """What DDP calls. Takes a bucket; with the last one, reduces all."""
         if bucket.index() == 0:  # Also after a backward pass that has failed in the middle.
             self._gradients, self._buckets = {}, []
+        if bucket.buffer().layout is not torch.strided:
+            raise InvalidArgument("a gradient is sparse; make its layer with sparse=False")
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             place = self._places.get(id(parameter))
             if place is None:
