@@ -9,20 +9,20 @@
     no master answers the withdrawal       -          VOTING [3]     REPORTED   REPORTED [6]   -
     Decision                               -          answered       answered   answered       forgotten
 
-    [1] REPORTED, as failed, if the call was released. [2] Of a sync, if the state
-    that this peer offered has changed since. [3] Its vote counts until the master has the withdrawal.
-    [4] RUNNING, if it has started another attempt by a plan ahead. [5] Answered; see commit.py. [6] Not while a master
-    leads a peer that has told its digest. [3][6] Released, as in RUNNING.
+    [1] REPORTED, as failed, if the call was released. [2] Only in a sync, if the state that this peer offered has
+    changed since. [3] Its vote counts until the master has the withdrawal. [4] RUNNING if the call has started another
+    attempt by a plan ahead. [5] Answered; see commit.py. [6] Not while a master leads the peer and the peer has told
+    its digest. [3][6] The call is then released, as in RUNNING.
 
 A collective may be planned ahead: if it is the same call as the last one at its tag, it is RUNNING at once, and its
-vote says so. If the plan is to come with the decision on that last one, which its peers have committed, it is HELD.
+vote says so. It is HELD if its plan is to come with the decision on that last call, which its peers have committed.
 
 A call without an answer has standing messages, which the peer sends again on a new connection.
 
 A call that the user gives up is withdrawn, and the master decides how it ends. If that takes too long, the call is
 released: the user gets an error and the buffers, and the peer still waits for the decision. Until it arrives, the
 master may treat the call as one in progress. So the peer holds back a new call that the master would confuse with the
-released one: the user waits in it as in any other call, and the peer sends the vote later.
+released one: the user waits in the new call as in any other, and the peer sends its vote later.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class Call:
     """When the attempt started."""
     report: Report | None = None
     withdrawn: OperationTimeout | InvalidUsage | None = None
-    """The error of a call that the user gave up, unless it succeeds all the same."""
+    """The error for a call that the user gave up, unless the call succeeds all the same."""
     is_released: bool = False
     """The user has an error and the buffers; only the master's decision is missing."""
     ahead: int = 0
-    """The attempt that it has started by a plan ahead; 0: it waits for a plan, or has its own."""
+    """The attempt that it has started by a plan ahead; 0: it waits for its own plan, or has got it."""
     has_told: bool = False
     """The other participants have the digest of its result."""
     is_at_fault: bool = False
@@ -128,8 +128,8 @@ class Call:
     def standing(self, oldest_call_id: int) -> tuple[PeerMessage, ...]:
         """What to send again on a new connection.
 
-        A withdrawal comes before the vote, which might otherwise complete the operation; but if the call can succeed,
-        the withdrawal comes last.
+        A withdrawal comes before the vote, which might otherwise complete the operation. But it comes last if the call
+        can succeed, or the peer is bound.
         """
         if self.phase is CallPhase.HELD:
             return ()
@@ -140,10 +140,10 @@ class Call:
         return (*messages, withdraw) if self.may_succeed or withdraw.is_bound else (withdraw, *messages)
 
     def withdrawal(self) -> Withdraw | None:
-        """What the master is told of a call that the user gave up.
+        """The message to the master about a call that the user gave up, or None.
 
-        Who has told its digest is bound. An attempt that all have a plan for ends by itself. One that was planned ahead
-        does not, if others have given it up before: then the master frees those that are bound to it.
+        A peer that has told its digest is bound. An attempt for which all have a plan ends by itself. An attempt that
+        was planned ahead does not if other participants gave it up before: then the master frees the bound peers.
         """
         if self.withdrawn is None or (self.has_told and not self.ahead):
             return None
@@ -153,8 +153,8 @@ class Call:
         votes = Votes(oldest_call_id, (self.vote,))
         if self.report is None:
             return (votes,)
-        # Another master needs the votes of a sync to plan the fetches of members that never got the plan. And of a plan
-        # ahead no master knows that this call has started it.
+        # Another master needs the votes of a sync to plan the fetches of members that never got the plan. And only the
+        # vote tells a master that this call has started an attempt ahead.
         return (votes, self.report) if is_sync(self) or self.ahead else (self.report,)
 
 
@@ -194,9 +194,9 @@ class Ahead:
     """Plans ahead: the attempts that calls may start at once, if they are the same as the last one at their tag.
 
     Attributes:
-        spec: of that call.
-        how: of its attempt, and of these.
-        attempt_ids: the next one first.
+        spec: of that last call.
+        how: the plan of its attempt, and of the attempts ahead.
+        attempt_ids: the attempts ahead, the next one first.
     """
 
     spec: CollectiveSpec
@@ -207,8 +207,8 @@ class Ahead:
 class Released:
     """Decides which new calls to hold back, because the master would confuse them with released ones.
 
-    Collectives are identified by their tags. A peer makes one of the other calls at a time, and of these only
-    are_peers_pending() beside collectives.
+    Collectives are identified by their tags. A peer makes only one of the other calls at a time, and of these only
+    are_peers_pending() while collectives are open.
     """
 
     def __init__(self, calls: Iterable[Call]) -> None:
@@ -258,9 +258,9 @@ def error_of_kick(
 
     Args:
         result: why it was removed.
-        reason: the same in words of the master.
+        reason: the master's text for that.
         was_member: whether it had been admitted.
-        unreached: the neighbours to which it has no link, by name, with what came of their addresses.
+        unreached: by name, the neighbours to which it has no link, with the reason for each.
     """
     if result == Result.RANK_CONNECTION_FAILED:
         tried = "; ".join(f"{name}: {results}" for name, results in unreached.items())

@@ -34,7 +34,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send one message on each of several connections. `may_wait`: as of Send."""
+    """Send one message on each of several connections. `may_wait`: as in Send."""
 
     connections: tuple[Hashable, ...]
     message: MasterMessage
@@ -65,7 +65,7 @@ class AskMechanism:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the master. One that `may_wait` may be held back for SEND_HOLD_NS, until the next one."""
+    """Send a message to the master. `may_wait`: it may be held back until the next one, SEND_HOLD_NS at most."""
 
     message: PeerMessage
     may_wait: bool = False
@@ -84,8 +84,8 @@ class StartReduce:
 
     Attributes:
         how: the plan.
-        tells_digest: the data plane tells all others the digest of the result as soon as it is there, unless the call
-            is withdrawn before. A broken link may lose it.
+        tells_digest: the data plane tells all other participants the digest of the result as soon as it has the result,
+            unless the call is withdrawn before. A broken link may lose the digest.
     """
 
     call_id: int
@@ -128,7 +128,7 @@ class EndSync:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Set up a link to a peer: dial it, at once or if it has not dialled by then. LinkUp or LinkFailed follows."""
+    """Set up a link to a peer: dial now, or later if the peer has not dialled by then. LinkUp or LinkFailed follows."""
 
     neighbour: Neighbour
 
@@ -142,7 +142,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Fetch state ahead from those of `peers` that offer it: all peers to which there must be links.
+    """Fetch state ahead from those of `peers` that offer it. `peers`: all peers to which this peer must have links.
 
     ReadyCalled follows. Performed again when the peers change.
     """

@@ -1,19 +1,19 @@
 """Elects the shared state of a sync: a pure function of what the members of a group offer.
 
-1. The revision. Let E be the revision of the last completed sync plus one. If anybody offers E, E is elected. Else the
-   revision above E that most participants of the last sync offer (ties: the higher). Else the highest offered, for
-   example when all sync the same revision again. RECEIVE_ONLY peers offer nothing. A peer that offers a higher revision
-   is refused; a peer that offers a lower one receives.
-2. The key set. Keys, dtypes, counts and the digest function must agree. What most peers have is elected; peers that
-   differ from it are refused.
-3. The contents, that is, the digests of all keys that do not allow inequality. Among peers at the elected revision the
-   contents that most hold are elected (ties: those of the peer that comes first in ring order). SEND_ONLY peers at that
-   revision win over all others. They are refused if they differ from each other; so are SEND_ONLY peers at a lower
-   revision, since they never receive.
+1. The revision. Let E be the revision of the last completed sync plus one. If any peer offers E, E is elected.
+   Otherwise the revision above E that most participants of the last sync offer is elected (ties: the higher). If there
+   is none, the highest offered one is elected, for example when all sync the same revision again. RECEIVE_ONLY peers
+   offer nothing. A peer that offers a higher revision is refused; a peer that offers a lower one receives.
+2. The key set. Keys, dtypes, counts and the digest function must agree. The set that most peers have is elected; peers
+   that differ from it are refused.
+3. The contents, that is, the digests of all keys that do not allow inequality. Among peers at the elected revision, the
+   contents that most of them hold are elected (ties: those of the peer that comes first in ring order). SEND_ONLY peers
+   at that revision win over all others. They are refused if they differ from each other; so are SEND_ONLY peers at a
+   lower revision, since they never receive.
 4. The fetches. A peer at the elected revision fetches the keys in which it differs from the elected contents, except
-   those that allow inequality. A peer at a lower revision fetches every key in which it differs. Holders are the peers
-   with the elected contents that have everything that anybody fetches. A peer with the elected contents is no holder if
-   its value of a key that allows inequality is not the winner's and somebody fetches that key.
+   keys that allow inequality. A peer at a lower revision fetches every key in which it differs. Holders are the peers
+   with the elected contents that have everything that any peer fetches. A peer with the elected contents is no holder
+   if its value of a key that allows inequality differs from the winner's and some peer fetches that key.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Election(Generic[PeerT]):
 
     Attributes:
         revision: the revision of every participant after the sync.
-        holders: peers that hold all that anybody fetches, in ring order.
+        holders: peers that hold all that any peer fetches, in ring order.
         fetch: for each peer that is not refused, the entries that it must fetch.
         refused: result and reason for each peer that cannot take part.
         votes: the voters grouped by contents, the elected group first, the others by size.
-        why_nobody: why nobody is elected; "" if somebody is.
-        restarted: there was a sync before, and none of its participants is at a revision that continues it.
+        why_nobody: why no state is elected; "" if one is.
+        restarted: there was a sync before, and no participant of it is at a revision that continues it.
     """
 
     revision: int = 0
@@ -129,7 +129,7 @@ def elect(
 def choose_revision(
     offered: Mapping[PeerT, int], last_revision: int | None, completed_last: frozenset[PeerT]
 ) -> tuple[int, bool]:
-    """The revision by rule 1, and whether there was a sync before that none of its participants continues."""
+    """The revision by rule 1, and whether there was a sync before that no participant of it continues."""
     if last_revision is None:
         return max(offered.values()), False
     expected = last_revision + 1

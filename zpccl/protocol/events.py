@@ -1,4 +1,4 @@
-"""Events: what the shells report to the machines. An event has no time; `handle()` takes the time beside it."""
+"""Events: what the shells report to the machines. An event has no time: `handle()` takes the time as an argument."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ConnectionClosed:
 
 @dataclass(frozen=True, slots=True)
 class KeysRevoked:
-    """Keys are no longer allowed: their names by identity. From then on the shell passes on only their Leave."""
+    """Keys are no longer allowed: their names by identity. From now on the shell passes on only Leave and
+    Acknowledgement from their peers."""
 
     names: Mapping[str, str]
 
@@ -75,14 +76,14 @@ class HandshakeDone:
 
 @dataclass(frozen=True, slots=True)
 class HandshakeFailed:
-    """It broke off, violated the protocol or timed out; or this peer's key is refused (`is_key_refused`)."""
+    """The handshake broke off, violated the protocol or timed out; or the server refuses the key (`is_key_refused`)."""
 
     is_key_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MechanismTold:
-    """The answer to AskMechanism: the name of the security mechanism, or "" and why there is none."""
+    """The answer to AskMechanism: the name of the security mechanism, or "" and the reason why there is none."""
 
     index: int
     mechanism: str
@@ -109,7 +110,7 @@ class ConnectionUp:
     """The connection to the master is established, for the first time or again.
 
     Attributes:
-        handshake_ns: time from the start of the attempt until then; 0: not known.
+        handshake_ns: time from the start of the try to this event; 0: not known.
     """
 
     handshake_ns: int = 0
@@ -143,7 +144,7 @@ class MasterMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class OtherVersionReceived:
-    """The master answered in another protocol version. A connection gives at most one of this and NonsenseReceived."""
+    """The master answered in another protocol version. A connection reports this or NonsenseReceived at most once."""
 
     version: int
 
@@ -178,7 +179,7 @@ class ReduceDone:
         error: "" or the failure.
         fault: the neighbour whose link failed.
         has_told: the other participants were told the digest.
-        paths: what the paths to others have carried.
+        paths: what the paths to other participants have carried.
     """
 
     attempt_id: int
@@ -230,7 +231,7 @@ class ConnectCalled:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCalled:
-    """The state to fetch ahead is fetched, or that was given up: the peer may be admitted."""
+    """The peer has fetched state ahead, or has given that up: it may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +243,14 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementsCalled:
-    """topology(): asks the master for its measurements. ShowMeasurements follows, once for all who wait for it."""
+    """topology(): asks the master for its measurements. ShowMeasurements follows, once for all waiting callers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallWithdrawn:
     """The user gives a call up: its timeout has expired (`timed_out`) or it was interrupted.
 
-    Its digest is not told from now on; if it has been, the ReduceDone that says so has come before.
+    From now on the call's digest is told to nobody. If it was told before, the ReduceDone that says so has come.
     """
 
     call_id: int

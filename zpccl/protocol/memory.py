@@ -1,14 +1,14 @@
 """What a peer remembers of the run besides its own calls, to report it to a master that takes the run over.
 
-A master holds nothing that its peers do not know together: the outcomes of attempts, the number and value of the last
-round of topology votes, the last committed sync. What one peer has missed, another one reports.
+The peers together know all that a master holds: the outcomes of attempts, the number and value of the last round of
+topology votes, the last committed sync. If one peer has missed something, another one reports it.
 
 A peer keeps the latest outcomes, as many as a member may have open calls (limits.calls_open_max). So it keeps every
 outcome that another peer may still need: all members of a group take part in its calls, so a peer that missed an
-outcome has no decision on that call nor on any later one, and all of these are its open calls. While a group grows
-it has no open calls; when it shrinks, the bound grows. Refusals may concern some members only, or those of other
-groups: PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these. Peers that are no longer members need no outcomes,
-so they are deleted from them.
+outcome lacks the decisions on that call and on all later ones, and these are its open calls. A group has no open calls
+while it grows; when it shrinks, the bound grows. A refusal may concern only some members, or members of other groups:
+PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these. Peers that are no longer members need no outcomes, so the
+outcomes no longer name them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Memory:
             self._call_count = sum(len(outcome.calls) for outcome in self._outcomes.values())
 
     def on_decision(self, decision: Decision, call: Call | None, member_ids: Collection[bytes]) -> None:
-        """Stores a decision, which other peers may lack. It answers `call`; None if that had its answer already.
+        """Stores a decision, which other peers may lack. It answers `call`, which is None if it was answered before.
 
         If the decision lists no participants, they are those of the plan that are still members.
         """
@@ -115,7 +115,7 @@ class Memory:
         running: list[Running] = []
         for call in calls:
             if call.phase in (CallPhase.VOTING, CallPhase.COMMITTED) or call.plan is None or call.ahead:
-                continue  # Of a plan ahead the vote tells, and a committed one is an outcome.
+                continue  # The vote tells of an attempt ahead, and a committed one is an outcome.
             if isinstance(call.plan.how, Reducing):
                 running.append(Running(call.plan, call.spec if isinstance(call.spec, CollectiveSpec) else None))
             else:
@@ -152,7 +152,7 @@ def _without(gone: Collection[bytes], outcome: Decision) -> Decision:
 
 
 def _told_contents(spec: Spec, how: Fetching) -> tuple[FetchEntry, ...]:
-    """What a report tells of the contents after a sync: of keys that allow inequality, unless that is too much."""
+    """The contents after a sync, for the report: those of keys that allow inequality, unless they are too many."""
     free = free_contents(spec, how.fetch) if isinstance(spec, SyncSpec) else {}
     size = sum(len(key.encode()) + limits.STATE_ENTRY_BYTES_MAX for key in free)
     return tuple(map(FetchEntry, free, free.values())) if size <= limits.REPORT_CONTENTS_BYTES_MAX else ()

@@ -41,9 +41,9 @@ PlansAhead: TypeAlias = Annotated[tuple[Natural, ...], Meta(max_length=limits.PL
 PlannedAlgorithm: TypeAlias = Annotated[int, Meta(ge=1, le=4)]
 """A value of `Algorithm` other than AUTO."""
 Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=limits.DIRECT_PEERS_MAX)]
-"""A place in the order of a plan."""
+"""An index in the order of a plan."""
 MemberIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=limits.PEERS_MAX)]
-"""A place in Measurements.members."""
+"""An index in Measurements.members."""
 Rate: TypeAlias = Annotated[int, Meta(ge=0, le=limits.RATE_TOLD_MAX)]
 FrameBytes: TypeAlias = Annotated[int, Meta(ge=1, le=limits.FRAME_BYTES_MAX)]
 Digest: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -101,7 +101,7 @@ class Hello(_Message, tag="hello", frozen=True):
     handshake_ms: Annotated[int, Meta(ge=0, le=limits.HANDSHAKE_MS_MAX)] = 0
     """The shortest time in which the sender has connected to this master. 0: not known."""
     host: Name = ""
-    """The host that the sender belongs to, if its peers are to be admitted and removed together; else empty."""
+    """The host of the sender, if the peers of that host are to be admitted and removed together; else empty."""
     host_size: Annotated[int, Meta(ge=0, le=limits.HOST_PEERS_MAX)] = 0
     """How many peers that host has."""
     is_returning: bool = False
@@ -123,7 +123,7 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
 
     tag: int
     count: Annotated[int, Meta(ge=0, le=limits.ELEMENTS_MAX)]
-    """Without elements a collective is planned and decided like any other, and has no frames."""
+    """A collective without elements is planned and decided like any other, but has no frames."""
     datatype: Annotated[int, Meta(ge=0, le=255)]
     op: Annotated[int, Meta(ge=0, le=255)]
     quantization: Annotated[int, Meta(ge=0, le=255)]
@@ -136,9 +136,9 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     algorithm: Annotated[int, Meta(ge=0, le=255)] = Algorithm.AUTO
     """RING or DIRECT forces that algorithm where the links allow it."""
     rows: Natural = 0
-    """Of an all-to-all: one for each member that its voter knew of."""
+    """Of an all-to-all: one row for each member that the voter knew of."""
     min_world_size: Natural = 0
-    """Among fewer members it fails."""
+    """The collective fails among fewer members."""
 
 
 class TopologyKind(enum.IntEnum):
@@ -154,8 +154,8 @@ class TopologySpec(_Message, tag="topology", frozen=True):
 
     kind: TopologyKind
     after_round: Natural = 0
-    """The last round of topology votes that the sender knows to be complete: this vote is for a later one. Of a
-    call that is made again after it was given up, the one that it had then."""
+    """The last round of topology votes that the sender knows to be complete: this vote is for a later one. A call that
+    is made again after it was given up keeps the number that it had then."""
 
 
 class StateEntry(_Message, frozen=True):
@@ -217,7 +217,7 @@ class PathSample(_Message, frozen=True):
     busy_us: Annotated[int, Meta(ge=1)]
     """How long there was something to send, or to be acknowledged."""
     round_trip_us: Natural = 0
-    """The least of late. 0: not known."""
+    """The shortest recent one. 0: not known."""
     is_limited: bool = False
     """The path could carry no more: there was more to send all the time."""
 
@@ -245,9 +245,9 @@ class Report(_Message, tag="report", frozen=True):
     count: Annotated[int, Meta(ge=0, le=limits.PEERS_MAX)] = 0
     """How many peers took part in a collective that has a result."""
     paths: Annotated[tuple[PathSample, ...], Meta(max_length=limits.PATHS_SAMPLED_MAX)] = ()
-    """Of a collective on a large tensor: what the paths to others have carried."""
+    """Of a collective on a large tensor: what the paths to other participants have carried."""
     other_digest: int | None = None
-    """What another participant has told of its result, where that differs: it may be lost before it reports."""
+    """A digest that another participant has told and that differs: that participant may be lost before it reports."""
 
 
 class Withdraw(_Message, tag="withdraw", frozen=True):
@@ -284,8 +284,8 @@ class Running(_Message, frozen=True):
     """An attempt whose plan the sender has, and whose outcome it does not know."""
 
     plan: Plan
-    """The plan of a sync comes without `sources` and `partial_seeds`. Its `fetch` tells the contents of keys that allow
-    inequality as the sender will have them."""
+    """The plan of a sync comes without `sources` and `partial_seeds`. Its `fetch` holds the contents that the sender
+    will have of keys that allow inequality."""
     spec: CollectiveSpec | None = None
     """None for a sync."""
     is_open: bool = True
@@ -293,7 +293,7 @@ class Running(_Message, frozen=True):
 
 
 class RunReport(_Message, tag="run_report", frozen=True):
-    """What a master that takes the run over must know from the sender, apart from the calls, which it sends again."""
+    """What a master that takes the run over must know from the sender, except its calls: the sender repeats these."""
 
     hello: Hello
     oldest_call_id: Natural
@@ -326,7 +326,7 @@ class Welcome(_Message, tag="welcome", frozen=True):
     term: Term
     leader: PeerId = NO_ID
     host_missing: Annotated[int, Meta(ge=0, le=limits.HOST_PEERS_MAX)] = 0
-    """Of a pending peer: how many of its host have not registered. It hears again as others of its host come."""
+    """Of a pending peer: how many peers of its host have not registered. Another Welcome follows as they come."""
 
 
 class Refusal(enum.IntEnum):
@@ -334,7 +334,7 @@ class Refusal(enum.IntEnum):
 
     MALFORMED = 0
     UNREGISTERED = 1
-    """No Hello came on this connection, or it may be an old one: send it, then every message that has no answer yet."""
+    """No Hello came on this connection, or one that may be old: send it, then every message that has no answer yet."""
     UNKNOWN_SESSION = 2
     """The peer was removed, or registered with another master."""
     FULL = 3
@@ -344,7 +344,7 @@ class Refusal(enum.IntEnum):
     """To a new peer: this master leads no run, and knows of none. Another master may lead one."""
     NO_QUORUM = 6
     """To a new peer: members of a run are connected to this master, but no quorum of them. Or not all peers of its host
-    have come, so that it had better look for them at another master. Who knows no other one is held, and hears more."""
+    have come, so it should look for them at another master. A peer with no other master is held, and answered later."""
     OTHER_MASTERS = 7
     """The peer has another list of masters than the peers that connected before."""
     YIELDED = 8
@@ -363,7 +363,7 @@ class Refused(_Message, tag="refused", frozen=True):
     """With REPORT, the term that the sender asks to be promised."""
     leader: PeerId = NO_ID
     epoch: Natural = 0
-    """Epoch of the committed list without the receiver: final unless the receiver has accepted a later list."""
+    """Epoch of the committed list without the receiver. Final unless the receiver has accepted a later list."""
 
 
 class Kick(_Message, tag="kick", frozen=True):
@@ -402,7 +402,7 @@ class Neighbour(_Message, frozen=True):
     dial: bool
     """True: the receiver dials at once. False: it dials only if the other end has not set the link up by then."""
     link_key: LinkKey = b""
-    """Key that the pair shares with the master: it authenticates each to the other. Empty in a run without a secret."""
+    """Key that the pair shares with the master, to authenticate each other. Empty in a run without a secret."""
 
     def __repr__(self) -> str:
         return f"Neighbour({self.peer_id!r}, {self.name!r}, {self.addresses!r}, dial={self.dial})"
@@ -425,10 +425,10 @@ class Lane(_Message, frozen=True):
     """A share of the tensor, and the tree over which it is reduced: up to its root, and down again."""
 
     share: Annotated[int, Meta(ge=0, le=limits.LANE_SHARE_MAX)]
-    """The weight of the share, beside those of the other lanes."""
+    """The weight of the share, relative to those of the other lanes."""
     root: Rank
     parents: Annotated[tuple[Rank, ...], Meta(max_length=limits.DIRECT_PEERS_MAX)] = ()
-    """The parent of each rank; the root names itself. None: the root is the parent of all."""
+    """The parent of each rank; the root names itself. Empty: the root is the parent of all."""
 
 
 class Reducing(_Message, tag="reduce", frozen=True):
@@ -439,7 +439,7 @@ class Reducing(_Message, tag="reduce", frozen=True):
     frame_bytes: FrameBytes
     algorithm: PlannedAlgorithm = Algorithm.RING
     lanes: Annotated[tuple[Lane, ...], Meta(max_length=limits.DIRECT_PEERS_MAX)] = ()
-    """Of TREES, and of nothing else."""
+    """Only TREES has lanes."""
 
     def __post_init__(self) -> None:
         if bool(self.lanes) != (self.algorithm == Algorithm.TREES):
@@ -475,11 +475,11 @@ class Fetching(_Message, tag="fetch", frozen=True):
 
 
 class Plan(_Message, tag="plan", frozen=True):
-    """Starts an attempt. A call that has started another one by a plan ahead ends that first."""
+    """Starts an attempt. A call that has started another attempt by a plan ahead ends that one first."""
 
     attempt_id: Natural
     calls: CallIds
-    """The call of each participant that this attempt is for."""
+    """The call of each participant in this attempt."""
     how: Reducing | Fetching
     ahead: PlansAhead = ()
     """When the receiver makes the same call again, it may start the first of these attempts at once, in the same way,
@@ -519,7 +519,7 @@ class Decision(_Message, tag="decision", frozen=True):
     ahead: PlansAhead = ()
     """With the commit of a collective: more attempts as in Plan.ahead."""
     is_ahead_void: bool = False
-    """With the commit of a collective: the next plan at its tag is another one than that of the attempts ahead."""
+    """With the commit of a collective: the next plan at its tag differs from that of the attempts ahead."""
 
     @property
     def committed(self) -> bool:
@@ -575,7 +575,7 @@ class MeasuredHost(_Message, frozen=True):
 
 
 class Measurements(_Message, tag="measurements", frozen=True):
-    """What the master knows of the network, by what collectives have moved. Nothing is known of what is not named."""
+    """What the master knows of the network from the data that collectives have moved. What is not listed is unknown."""
 
     members: Annotated[tuple[Member, ...], Meta(max_length=limits.PEERS_MAX)]
     """All members, of all groups."""

@@ -9,18 +9,19 @@
 A kind supplies what differs: when votes agree, the plan, how an attempt ends (kinds/collective.py, kinds/sync.py). A
 topology call has no plan (kinds/topology.py).
 
-Members that make the same call are in one operation, identified by its key. The scope of a collective and of a sync is
-the members of one group, the scope of a topology call all members. A member may be in several collectives, told apart
-by their tags, but in one of the other calls at a time. Members of one scope in different ones of these calls would wait
-for each other for ever; so would a member in such a call and another member in a collective that needs the vote of the
-first. Such calls are refused, and the reason names who called what. are_peers_pending() is the exception: collectives
-may run beside it.
+Members that make the same call are in one operation, identified by its key. The scope of a collective or a sync is the
+members of one group; the scope of a topology call is all members. A member may be in several collectives, told apart by
+their tags, but in only one of the other calls at a time. Two members of one scope that make different calls, neither of
+them a collective, would wait for each other for ever. So would a member in such a call and one in a collective that
+needs the vote of the first. The master refuses calls that wait for each other, and the reason names who called what.
+are_peers_pending() is the exception: collectives may run at the same time.
 
 A vote carries its call id, so duplicates do no harm. Operations do not wait for lost members.
 
-A master that takes over the run continues the attempts that peers report. The former master may have decided an attempt
-in a way that only a member that has not reported knows: so the new master decides nothing until all have reported. No
-master decides anything while its member list is not committed (leadership.py).
+A master that takes over the run continues the attempts that peers report. The former master may have decided an
+attempt, and perhaps only a member that has not reported yet knows how. So the new master decides an attempt only after
+all its remaining participants have reported. No master decides anything while its member list is not committed
+(leadership.py).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         blamed: to whom a failure is attributed.
-        is_known: the participants have told each other their results, so nobody waits for the master's word.
+        is_known: the participants have told each other their results, so nobody waits for the master's decision.
     """
 
     result: Result = Result.SUCCESS
@@ -110,9 +111,9 @@ class Attempt:
     begun_ns: int | None = None
     """When this master planned it; None for an attempt of a former master."""
     agreed_ns: int | None = None
-    """Set while its plan waits for links: when all votes had come."""
+    """While its plan waits for links: when all votes had come. Else None."""
     has_plan_everywhere: bool = True
-    """False if a peer may get the decision without having had the plan: then the decision lists the participants."""
+    """False if a peer may get the decision without ever getting the plan: then the decision lists the participants."""
 
     @property
     def order(self) -> tuple[Peer, ...]:
@@ -217,9 +218,9 @@ class Operation:
     reports: dict[Peer, Report] = field(default_factory=dict)
     """Of voters that have started an attempt ahead of the votes of others."""
     agreed_ns: int | None = None
-    """Set while the operation waits for links or joiners: when all votes had come and agreed."""
+    """While the operation waits for links or joiners: when all votes had come and agreed. Else None."""
     void_epoch: int = 0
-    """The list that voids what is planned ahead, for voters that want to withdraw; 0: none was announced for that."""
+    """The epoch of a list that voids what is planned ahead, so that voters can withdraw; 0: none is needed for that."""
 
     @property
     def name(self) -> str:
@@ -271,9 +272,9 @@ class Operations:
         self._kinds: dict[str, Kind[Any]] = {}  # By function.
         self.voted_ns = -1
         self._exclusive: dict[Peer, Operation] = {}  # A peer's operation that is not a collective.
-        self._early: dict[Key, list[tuple[Peer, Vote | Report]]] = {}  # Of calls that follow those in `pending`.
-        self._again: list[tuple[Peer, Vote | Report]] = []  # Of calls that may take their place now.
-        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those waiting for members that are still to report.
+        self._early: dict[Key, list[tuple[Peer, Vote | Report]]] = {}  # On calls that follow those in `pending`.
+        self._again: list[tuple[Peer, Vote | Report]] = []  # On such calls that may take their place now.
+        self._withdrawals: dict[bytes, dict[int, Withdraw]] = {}  # Those that cannot be answered yet.
 
     def of(self, function: str) -> list[Operation]:
         """The pending operations of a function."""
@@ -358,7 +359,7 @@ class Operations:
         return None
 
     def _on_early_report(self, peer: Peer, report: Report, now_ns: int) -> bool:
-        """Keeps a report on an attempt that its sender has started ahead, if that is not running yet."""
+        """Keeps a report on an attempt that its sender has started ahead, if that attempt is not running yet."""
         key = peer.open_calls.get(report.call_id)
         operation = self.pending.get(key) if key is not None else None
         if key is None or operation is None:
@@ -371,7 +372,7 @@ class Operations:
         return self._find_early(peer, report.call_id) is not None and self._keep_early(key, peer, report)
 
     def _keep_early(self, key: Key, peer: Peer, message: Vote | Report) -> bool:
-        """Keeps a message on the call that follows the one in `pending`, until that is decided."""
+        """Keeps a message on the call that follows the one in `pending`, until the pending one is decided."""
         early, call_id = self._early.setdefault(key, []), message.call_id
         for index, (who, known) in enumerate(early):
             if who is peer and type(known) is type(message) and known.call_id == call_id:
@@ -387,7 +388,7 @@ class Operations:
     def _on_withdraw(self, peer: Peer, message: Withdraw) -> None:
         call_id = message.call_id
         if message.is_bound and call_id not in peer.open_calls:
-            return  # It was answered, or its vote is repeated, and this again after it.
+            return  # It was answered; or its vote is sent again, followed by this message.
         if not self._is_known(peer, call_id) or (message.is_bound and self._may_commit(peer, call_id)):
             waiting = self._withdrawals.setdefault(peer.peer_id, {})
             if len(waiting) < limits.CALLS_IN_FLIGHT_MAX:  # The vote may come after the withdrawal: keep any call id.
@@ -401,16 +402,16 @@ class Operations:
             self._outbox.answer(peer, Decision(call_id, Result.RANK_CONNECTION_LOST, reason="withdrawn"))
 
     def _is_known(self, peer: Peer, call_id: int) -> bool:
-        """False while a member is still to report that may know how a call has ended: one whose vote it needed."""
+        """False while a member that may know how a call ended has yet to report: one whose vote the call needed."""
         key = peer.open_calls.get(call_id)
         members = self._registry.order if key is None else self.members_of(key)
         return self._registry.is_committed and have_reported(members)
 
     def _may_commit(self, peer: Peer, call_id: int) -> bool:
-        """True if the participants may commit the attempt that a call has started ahead, as far as is known.
+        """True if the participants may still commit the attempt that a call has started ahead, as far as is known.
 
-        They cannot once one of them has not voted for it, and will not: it has accepted a later list, which voids what
-        is planned ahead, and has voted before if it had started that.
+        They cannot once a participant has voted otherwise, or has not voted and accepts a later list: that voids what
+        is planned ahead, and if the participant had started the attempt, its vote would have come before.
         """
         key = peer.open_calls[call_id]
         operation = self.pending.get(key)
@@ -426,12 +427,12 @@ class Operations:
 
     @property
     def needs_new_list(self) -> bool:
-        """True if a withdrawal waits for a later list than the current one, which voids what is planned ahead."""
+        """True if a withdrawal waits for a list after the current one, which voids what is planned ahead."""
         epoch, waiting = self._registry.epoch, self._withdrawals
         return bool(waiting) and any(operation.void_epoch > epoch for operation in self.pending.values())
 
     def answer_withdrawals(self) -> None:
-        """Answers withdrawals that have waited until the members had reported that may know how the calls ended."""
+        """Answers waiting withdrawals, as far as the outcomes of their calls are known by now."""
         if self._withdrawals and self._registry.is_committed:
             withdrawals, self._withdrawals = self._withdrawals, {}
             for peer_id, of_peer in withdrawals.items():
@@ -443,7 +444,7 @@ class Operations:
     # --- Votes ------------------------------------------------------------------------------------------------------
 
     def _count(self, peer: Peer, vote: Vote, key: Key, now_ns: int) -> None:
-        """Counts the vote of a member, unless it is known already. Refuses a second call where one is allowed."""
+        """Counts the vote of a member, unless it is known already. Refuses a second call where only one is allowed."""
         if key.function == COLLECTIVE:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
         else:
@@ -514,11 +515,11 @@ class Operations:
         values: tuple[str, ...] = (),
         others: Iterable[Peer] = (),
     ) -> None:
-        """Refuses calls that no attempt was planned for, all with the same answer.
+        """Refuses calls for which no attempt was planned, all with the same answer.
 
-        If there are several, each answer lists all of them, as a decision of an attempt does: a peer that misses its
-        answer then gets the same one from another master. So it does if there are `others`: peers whose calls go on,
-        and who are told of it, as the answer to no call, to remember it.
+        If there are several calls, each answer lists all of them, like the decision of an attempt: a peer that misses
+        its answer then gets the same one from another master. The answer also lists the calls if there are `others`:
+        peers whose calls go on. These get the refusal as the answer to no call, to remember it.
         """
         others = tuple(others)
         order = tuple(peer.peer_id for peer, _ in calls)
@@ -571,8 +572,8 @@ class Operations:
         """Plans or answers operations whose votes suffice. Called after every event."""
         while True:
             self._repeat(now_ns)
-            self.answer_withdrawals()  # First: what is withdrawn is not planned. Some wait for their call's turn.
-            if not self._again:  # Else a call that follows a withdrawn one is to take its place.
+            self.answer_withdrawals()  # First: a withdrawn call is not planned. Some wait for their call's turn.
+            if not self._again:  # Otherwise a call that follows a withdrawn one takes its place first.
                 self._evaluate(now_ns)
             if not self._again:
                 return
@@ -593,13 +594,13 @@ class Operations:
             self._refuse_conflicts()
             for kind in self.kinds:
                 kind.evaluate(now_ns)
-                if self._again:  # Those are calls that were made earlier: first of all, before the members change.
+                if self._again:  # These calls were made earlier: they come first, before the members change.
                     return
 
     def deadline_ns(self) -> int | None:
-        """When an operation has waited long enough for links or joiners: tick() and evaluate() end that.
+        """When an operation has waited long enough for links or joiners: tick() and evaluate() end the wait.
 
-        Nothing ends before the member list is committed, which is an event.
+        No wait ends before the member list is committed, which is an event of its own.
         """
         if not self._registry.is_committed:
             return None
@@ -642,7 +643,7 @@ class Operations:
         return next((attempt for attempt in self.running.values() if attempt.calls.get(peer) == call_id), None)
 
     def present(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Those of some peers that have not been lost."""
+        """The given peers without those that have been lost."""
         return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
 
     def restore(self, running: Running, reporter: Peer) -> None:
@@ -663,7 +664,7 @@ class Operations:
         return attempt.calls
 
     def end_left_behind(self, reporters: Iterable[Peer]) -> None:
-        """Ends attempts that those who have just reported left behind so long ago that they know no outcome."""
+        """Ends attempts that one of the reporters left so long ago that it no longer knows their outcome."""
         for attempt in list(self.running.values()):
             gone = [peer for peer in reporters if attempt.calls.get(peer, peer.oldest_call_id) < peer.oldest_call_id]
             for peer in gone:
@@ -716,7 +717,7 @@ class Operations:
         if self._running_at.get(attempt.key) is not attempt:
             return
         del self._running_at[attempt.key]
-        if len(self._running_at) < len(self.running):  # False reports may name several for one operation.
+        if len(self._running_at) < len(self.running):  # False reports may name several attempts of one operation.
             for other in self.running.values():
                 if other.key == attempt.key:
                     self._running_at[attempt.key] = other

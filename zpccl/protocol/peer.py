@@ -4,7 +4,7 @@
     Welcome                       PENDING             registered      led [1]               registered
     Members with this peer        -                   MEMBER          takes the list        MEMBER
     Refused: UNREGISTERED         Hello               Hello, links    Hello, links, calls   Hello, links
-    Refused: REPORT               Hello               RunReport [2]   RunReport [2]         Hello
+    Refused: REPORT               Hello               RunReport [2]   RunReport [2]         RunReport [2]
     Refused: YIELDED              Hello               Hello           RETURNING, Hello      Hello
     Refused: UNKNOWN_SESSION      next master [3][4]  CONNECTING [3]  next master [3][7]    Hello if led, else next [3]
     Refused: NO_RUN               next master         next master     next master           next master
@@ -20,33 +20,37 @@
     Tick, host incomplete [8]     -                   CLOSED          -                     CLOSED
 
     NEW becomes CONNECTING by ConnectCalled, or CLOSED by CloseCalled. CLOSED is final: all calls end with its error.
-    [1] If it comes from the promised leadership; else it is ignored. [2] If the promise is granted; else Hello.
-    [3] With one master: CLOSED. A member also closes if it was removed by a committed list, its own or a later one.
+    [1] If it comes from the promised leadership; else the peer ignores it.
+    [2] If the promise is granted; else Hello. A returning peer that no run has registered since sends Hello.
+    [3] With one master: CLOSED. A member also closes if a committed list, its own or a later one, has removed it.
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
-    [6] The session connects again, and "next master" means the same one if there is only one.
-    [7] As YIELDED if this peer has taken part in nothing, and the one master leads another run, or a later list of this
-    one is committed while the peer does not know that of the one by which it was admitted. [8] For HOST_TIMEOUT_NS, as
-    the masters that led this peer since have told it; while one leads. [9] With one master: it waits for it, like a
-    member.
+    [6] The session connects again. With only one master, "next master" means the same one.
+    [7] As for YIELDED if the peer knows of no planned or decided operation of its run, and if the only master leads
+        another run, or a committed list has removed the peer and it does not know that any list that names it was
+        committed.
+    [8] While a master leads the peer, once masters have reported the host as incomplete for HOST_TIMEOUT_NS, and at
+        least HOST_WAIT_NS after the last such report.
+    [9] With one master: the peer waits for it up to the master timeout, like a member.
 
 On a new connection the peer sends Hello and repeats its open messages: those of every call without an answer. It does
 the same when another master takes the run over. That master first asks for a run report (memory.py), which is also a
 promise: a member obeys only the leadership that it promised last (leadership.py). A pending peer obeys the master that
-registered it last; with several masters, no leader of its run before the one it has promised. Between a promise and the
-Welcome for it the peer says nothing of its calls. Attempt ids never repeat, and each one that this peer hears of is
-started or ended, so the data plane can tell stale frames from early ones.
+registered it last; with several masters, it obeys a leader of its run only if it has promised this leadership or the
+term is higher. Between a promise and the Welcome for it, the peer sends nothing about its calls. Attempt ids never
+repeat, and the peer starts or ends each attempt that it hears of, so the data plane can tell stale frames from early
+ones.
 
-The master answers a call that the user has withdrawn. If it does not within WITHDRAW_TIMEOUT_NS, or at once if no
-master leads this peer and its part is not done, the call is released: the user gets an error, while the peer repeats
-what the other participants need until a decision comes (calls.py). If that is a commit, the peer leaves the run,
-since it lacks the result. A collective is answered as soon as all participants are known to have the same result, and
-stays open until the decision comes (commit.py).
+The master answers a call that the user has withdrawn. The peer releases the call if no answer comes within
+WITHDRAW_TIMEOUT_NS, or at once if no master leads the peer and its part is not done. The user then gets an error, and
+the peer repeats what the other participants need until a decision comes (calls.py). If the decision is a commit, the
+peer leaves the run, since it lacks the result. The peer answers a collective as soon as it knows that all participants
+have the same result; the call stays open until the decision comes (commit.py).
 
 With several masters, the peer switches to the next one when one does not answer, or answers but does not lead the run
-within some time. A newcomer asks all masters whether they lead a run; only the first one may begin a run, once all have
-answered that they lead none. A run that newcomers began and that has decided nothing may yield to another one: its
-members register with that one, as RETURNING. So does one whose admission came to nothing. Until
-they are admitted their calls are answered as if they were alone; update_topology() waits.
+within some time. A newcomer asks all masters whether they lead a run. Only the first master may begin one, once all
+have answered that they lead none. A run that newcomers began, and that has decided nothing, may yield to another run:
+its members then register with that run, in state RETURNING. A member whose admission was never committed does the same
+[7]. Until such a peer is admitted, its calls are answered as if it were alone; update_topology() waits.
 
 The peer keeps a link to every other peer of its group, as listed in the master's Neighbours. Both ends dial
 (../control/links.py), and each tries again, with growing pauses, until the link is up or the neighbour is gone.
@@ -154,7 +158,7 @@ LEFT_BEHIND = "the others finished a collective without this peer"
 
 
 SPLIT = "this peer has committed a collective with the others that their master does not know as committed"
-"""Why a peer leaves if a master decides otherwise than all participants of an attempt: one of them is faulty."""
+"""Why a peer leaves if the participants have committed an attempt and a master decides otherwise: one is faulty."""
 
 
 _WITHDRAWN = "withdrawn"
@@ -169,7 +173,7 @@ class State(enum.Enum):
     PENDING = "pending"
     MEMBER = "member"
     RETURNING = "returning"
-    """It was a member of a run that has yielded to another one, which has not admitted it yet."""
+    """It was a member of a run that has yielded to another one, or goes on without it, and waits to be admitted."""
     CLOSED = "closed"
 
 
@@ -187,7 +191,7 @@ class PeerOptions:
     is_ready: bool = True
     """False: it fetches state ahead, and is not admitted before ReadyCalled."""
     host: str = ""
-    """Not empty: it is admitted and removed together with the others of this host."""
+    """Not empty: it is admitted and removed together with the other peers of this host."""
     host_size: int = 0
     registration_timeout_ns: int = limits.REGISTRATION_TIMEOUT_NS
     master_timeout_ns: int = limits.MASTER_TIMEOUT_NS
@@ -212,7 +216,7 @@ class PeerMachine:
         state: where it stands in the run.
         epoch, members: the latest member list, each group in ring order.
         since: the epoch of the first list with this peer.
-        error: why it is closed, once it is.
+        error: why it is closed; None before.
     """
 
     def __init__(self, options: PeerOptions) -> None:
@@ -226,7 +230,7 @@ class PeerMachine:
         self.error: PCCLError | None = None
         self.calls: dict[int, Call] = {}
         self._has_yielded = False
-        """Its run has, and no other one has registered it since."""
+        """Its run has yielded, and no run has registered it since."""
         self._is_ready = options.is_ready
         self._was_unready = not options.is_ready
         self._old_members: tuple[bytes, ...] = ()
@@ -241,7 +245,7 @@ class PeerMachine:
         self._connection_count = 0
         self._handshake_ns: dict[int, int] = {}  # The shortest handshake with each master.
         self._deadline_ns: int | None = None  # The end of the wait to be registered, or to be led again.
-        self._why_not_led = ""  # What the one master has said to a newcomer that waits longer; "": it is silent.
+        self._why_not_led = ""  # Why the only master does not lead, as it told this newcomer; "": it is silent.
         self._host_missing = 0  # How many peers of its host have not registered, as the master last said.
         self._host_deadline_ns: int | None = None  # The end of the wait for them.
         self._links: dict[bytes, _Link] = {}
@@ -251,9 +255,9 @@ class PeerMachine:
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._attempt_max = 0  # The greatest that it has started.
         self._digests = Digests()
-        self._given_up: TopologySpec | None = None  # The last call, if the user gave it up, or the same made again.
+        self._given_up: TopologySpec | None = None  # The call that the user gave up, until another call follows it.
         self._wants_measurements = False
-        self._now_ns = 0  # When the event came that is handled.
+        self._now_ns = 0  # When the current event came.
         self._effects: list[PeerEffect] = []
 
     # --- The view of the run ----------------------------------------------------------------------------------------
@@ -264,12 +268,12 @@ class PeerMachine:
 
     @property
     def is_led(self) -> bool:
-        """True while a master leads this peer. Else no attempt is known to have stalled: others may lack its plan."""
+        """True while a master leads this peer. Otherwise no attempt counts as stalled: others may lack its plan."""
         return self._acceptor.is_led
 
     @property
     def is_unregistered(self) -> bool:
-        """True for a returning peer that no run has registered since: the list it knows is that of its membership."""
+        """True for a returning peer that no run has registered since: its member list is from its former membership."""
         return self.state is State.RETURNING and self._has_yielded
 
     def wants_link(self, peer_id: bytes) -> bool:
@@ -392,7 +396,7 @@ class PeerMachine:
             self._on_foreign(event, now_ns)
 
     def _on_foreign(self, event: events.OtherVersionReceived | events.NonsenseReceived, now_ns: int) -> None:
-        """The server is not a master of this protocol, perhaps by a mistake of its operator: other masters are tried.
+        """The server is not a master of this protocol, perhaps by its operator's mistake: the peer tries other masters.
 
         A newcomer closes once all masters are of other versions; a peer of the run waits for its master.
         """
@@ -420,7 +424,7 @@ class PeerMachine:
             self._handshake_ns[index] = min(handshake_ns, self._handshake_ns.get(index, handshake_ns))
 
     def _miss_master(self, now_ns: int) -> None:
-        """No master leads the run: limits the wait for one, from when the last one led."""
+        """No master leads the run: limits the wait for one, which began when the last one stopped leading."""
         if self._deadline_ns is None:
             self._deadline_ns = now_ns + self.options.master_timeout_ns
 
@@ -439,7 +443,7 @@ class PeerMachine:
             self._send_ready()
 
     def _send_ready(self) -> None:
-        """Sends Ready, if the peer was not ready at first: the last Hello may be older, or to another master."""
+        """Sends Ready if the peer was not ready at first: its last Hello was perhaps older, or to another master."""
         if self._is_registered() and not self.is_unregistered and self._is_ready and self._was_unready:
             self._send(Ready())
 
@@ -519,7 +523,7 @@ class PeerMachine:
             self._send(MeasurementsRequest())
 
     def _on_measurements_called(self) -> None:
-        """Asks the master, unless it has been asked: one answer is for all who wait."""
+        """Asks the master, unless it was asked already: one answer serves all waiting callers."""
         if not self._wants_measurements and self.state is not State.CLOSED:
             self._wants_measurements = True
             if self.state is State.MEMBER:
@@ -533,7 +537,7 @@ class PeerMachine:
     def _promise(self, message: Refused, now_ns: int) -> None:
         """A master that takes a run over asks for a promise. A run report grants it, a Hello refuses it.
 
-        Open messages are repeated once that master leads.
+        The peer repeats its open messages once that master leads.
         """
         asked = Promise(message.term, message.leader)
         if self.state is State.CONNECTING or self.is_unregistered or not self._acceptor.promise(asked):
@@ -544,7 +548,7 @@ class PeerMachine:
         return None
 
     def _run_report(self) -> RunReport:
-        """What it knows of the run: of a peer that waits to be admitted, too, the list that it has acknowledged."""
+        """What the peer knows of the run. It reports the list that it has acknowledged even while it is no member."""
         members = self.members if self.epoch else ()
         return self._memory.report(
             self._hello(),
@@ -564,7 +568,7 @@ class PeerMachine:
         if self.state in (State.NEW, State.CLOSED):
             return
         if not self._acceptor.is_led and not isinstance(message, (Welcome, Refused, Kick)):
-            return  # Of a master that this peer does not obey, or of a former connection: it will be sent again.
+            return  # From a master that this peer does not obey, or from a former connection: it will be sent again.
         if isinstance(message, Plan):
             self._on_plan(message)
         elif isinstance(message, Decision):
@@ -580,12 +584,12 @@ class PeerMachine:
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         elif isinstance(message, Kick):
-            # Tells this master that the peer will not switch to another one.
             unreached = {link.neighbour.name: link.reason for link in self._links.values() if not link.is_up}
             was_member = self.state is State.MEMBER
             error = error_of_kick(message.result, message.reason, was_member=was_member, unreached=unreached)
             if self._host_missing and message.result == Result.RANK_CONNECTION_LOST:
                 error = self._incomplete_host(f"are missing: {message.reason}")
+            # Leave tells this master that the peer will not switch to another one.
             self._close(error, send_leave=self._masters.has_others)
         elif isinstance(message, MembersCommitted):
             self._on_members_committed(message)
@@ -594,7 +598,7 @@ class PeerMachine:
 
     def _on_welcome(self, message: Welcome) -> None:
         if not self._is_connected:
-            return  # Of a former connection: the wait for a master continues.
+            return  # From a former connection: the wait for a master continues.
         leader = Promise(message.term, message.leader)
         is_other_run, is_other_term = message.run_id != self.run_id, message.term != self.term
         if self.state is State.MEMBER:
@@ -622,10 +626,10 @@ class PeerMachine:
         return None
 
     def _on_host(self, missing: int) -> None:
-        """The master tells how many of this peer's host have not registered.
+        """The master tells how many peers of this peer's host have not registered.
 
-        The wait for them is one over all masters: parts of a host may be sent from one to the next. At each master
-        the others have some time to come.
+        One wait covers all masters, since parts of a host may be sent from one master to the next. At each master the
+        missing peers get at least HOST_WAIT_NS to come.
         """
         if missing and missing != self._host_missing:
             self._log(Level.INFO, f"waiting for {missing} of {self.options.host_size} peers of {self.options.host}")
@@ -652,7 +656,7 @@ class PeerMachine:
     def _on_refused(self, message: Refused, now_ns: int) -> None:
         has_others = self._masters.has_others
         if message.refusal is Refusal.UNREGISTERED:
-            if not self._masters.is_leaving:  # Else the Hello was refused too, and a switch is due.
+            if not self._masters.is_leaving:  # If it is, the Hello was refused too, and a switch is due.
                 self._send_everything()
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and self._may_start_over():
             self._start_over(now_ns)
@@ -681,10 +685,10 @@ class PeerMachine:
             self._log(Level.ERROR, f"the master refused a message: {message.reason}")
 
     def _may_join_instead(self, message: Refused) -> bool:
-        """True for a member that has taken part in nothing, refused by the master of another run or of a later list.
+        """True for a refused member that may register anew: it knows of nothing planned or decided in its run.
 
-        The one master may lead another run, since that of this member has decided nothing. Or a later list of this run
-        is committed, and this peer does not know that the one by which it was admitted ever was.
+        Either the only master leads another run. Or a committed list of this run has removed the peer, and the peer
+        does not know that any list that names it was committed.
         """
         if message.refusal is not Refusal.UNKNOWN_SESSION or self.state is not State.MEMBER:
             return False
@@ -705,7 +709,8 @@ class PeerMachine:
             self.state, self._has_yielded = State.RETURNING, True
             for call in list(self.calls.values()):
                 self._answer_alone(call)
-            # Else it would be admitted between two other calls, and make the second one while the members sync.
+            # If it were always ready, it could be admitted between two other calls, and call the second of them while
+            # the members sync.
             self._is_ready = any(is_update(call) and not call.has_answer for call in self.calls.values())
             self._was_unready = True
             self._miss_master(now_ns)
@@ -715,11 +720,11 @@ class PeerMachine:
         self._send(self._hello())
 
     def _may_start_over(self) -> bool:
-        """True if a refusal may only mean that the run has forgotten this peer. The second one in a row does not."""
+        """True if a refusal may just mean that the run has forgotten this peer. A second one in a row means more."""
         return self.state is State.PENDING or (self.state is State.RETURNING and self._acceptor.is_led)
 
     def _start_over(self, now_ns: int) -> None:
-        """The run that had registered this peer does not know it: it is a newcomer again, at this master first."""
+        """The run that had registered this peer does not know it: it is a newcomer again, first at this master."""
         if self.state is State.PENDING:
             self.state = State.CONNECTING
             self._deadline_ns = now_ns + self.options.registration_timeout_ns
@@ -752,9 +757,9 @@ class PeerMachine:
                 self._effects.append(Resolve(self._connect_call, self.epoch))
                 self._connect_call = None
             if was_returning:
-                if not self.calls:  # The user has given update_topology() up: who makes it again gets its answer.
+                if not self.calls:  # The user has given update_topology() up: the next such call gets this answer.
                     self._given_up = TopologySpec(TopologyKind.UPDATE, max(0, message.round - 1))
-                for call in list(self.calls.values()):  # update_topology(), which the members have just called, too.
+                for call in list(self.calls.values()):  # This is update_topology(), which the members called, too.
                     self._effects.append(Resolve(call.call_id, message.round_value))
                     self._settle(call)
                 self._send_standing()
@@ -861,7 +866,7 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        self._given_up = self._made_again(calls[0].spec)  # Else the program has gone on, and so have the others.
+        self._given_up = self._made_again(calls[0].spec)  # After another call, all have gone on.
         free = self._free(calls)
         for call in calls:
             call.phase = CallPhase.HELD
@@ -869,7 +874,7 @@ class PeerMachine:
         self._vote(free)
 
     def _free(self, calls: Sequence[Call]) -> list[Call]:
-        """Those that the master cannot confuse with released ones, and whose plan is not due with a decision."""
+        """The calls to vote for now: those that no released call blocks, and no decision is about to plan."""
         released = Released(self.calls.values())
         due = {call.spec for call in self._undecided()}
 
@@ -879,17 +884,17 @@ class PeerMachine:
         return [call for call in calls if not released.block(call) and not awaits_plan(call)]
 
     def _undecided(self) -> list[Call]:
-        """Calls that were committed between the peers, and of which the decision is still to come."""
+        """Calls that the peers have committed among themselves, and that the master has yet to decide."""
         return [call for call in self.calls.values() if call.phase is CallPhase.COMMITTED]
 
     def _after_last_round(self, spec: Spec) -> Spec:
-        """The same call, for a round after the last one. One that is made again after it was given up has its round."""
+        """The call for the round after the last one. If the user gave the same call up before, it keeps that round."""
         if not isinstance(spec, TopologySpec):
             return spec
         return self._made_again(spec) or replace(spec, after_round=self._memory.round)
 
     def _made_again(self, spec: Spec) -> TopologySpec | None:
-        """The call that the user has given up, if this is the same."""
+        """The call that the user has given up, if `spec` is the same call again."""
         known = self._given_up
         return known if known is not None and isinstance(spec, TopologySpec) and known.kind == spec.kind else None
 
@@ -930,7 +935,7 @@ class PeerMachine:
             return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
         if len(self.calls) - len(self._undecided()) + len(new) > self._calls_max():
             return self._too_many_calls()
-        # While a list is only proposed, another one may follow in its place: then the master answers.
+        # While a list is only proposed, another one may replace it: then the master answers.
         is_alone = len(self.group_members()) <= 1 and not self._old_members
         return self._loneliness(new[0]) if is_alone else None
 
@@ -945,12 +950,12 @@ class PeerMachine:
     def _answer_alone(self, call: Call) -> None:
         """Answers a call of a returning peer, as if it were the only member and others were pending.
 
-        Only update_topology() waits: the members call it, too, when they admit this peer. They do so once it waits.
+        Only update_topology() waits: it makes this peer ready, and the members then make the same call to admit it.
         """
         if is_update(call) and call.withdrawn is None:
             return self._on_ready()
         if call.call_id not in self.calls:
-            return  # It was held for one before it, and answered with that.
+            return  # It was held behind an earlier call, and answered together with that.
         error = call.withdrawn or self._loneliness(call)
         if not call.has_answer:
             self._effects.append(Reject(call.call_id, error) if error is not None else Resolve(call.call_id, 1))
@@ -989,7 +994,7 @@ class PeerMachine:
         for call_id in [call_id for call_id, due_ns in self._release_ns.items() if now_ns >= due_ns]:
             call = self.calls[call_id]
             if call.has_told and self._acceptor.is_led:
-                del self._release_ns[call_id]  # The earliest come first.
+                del self._release_ns[call_id]  # Moved to the end: the earliest come first.
                 self._release_ns[call_id] = now_ns + limits.WITHDRAW_TIMEOUT_NS
             else:
                 self._release(call)
@@ -1038,7 +1043,7 @@ class PeerMachine:
             return None
         self._start(call, plan)
         if isinstance(call.spec, CollectiveSpec):
-            self._ahead.pop(call.spec.tag, None)  # The others drop theirs, too.
+            self._ahead.pop(call.spec.tag, None)  # The other participants drop theirs, too.
             self._keep_ahead(call.spec, plan.how, plan.ahead)
         return None
 
@@ -1053,13 +1058,13 @@ class PeerMachine:
 
     @staticmethod
     def _tells_digest(call: Call) -> bool:
-        """True if the others are told the digest of the attempt that it runs."""
+        """True if this peer tells the other participants the digest of the attempt that the call runs."""
         if call.plan is None or call.withdrawn is not None or not isinstance(call.spec, CollectiveSpec):
             return False
         return tells_digests(call.spec, len(call.plan.order))
 
     def _keep_ahead(self, spec: CollectiveSpec, how: Reducing | Fetching, attempt_ids: tuple[int, ...]) -> None:
-        """The next calls at this tag may start at once, if they are the same."""
+        """Stores plans ahead: the next calls at this tag may start at once, if they are the same as this one."""
         if not attempt_ids or not isinstance(how, Reducing):
             return
         known = self._ahead.pop(spec.tag, None)
@@ -1084,7 +1089,7 @@ class PeerMachine:
             self._start(call, Plan(call.ahead, (), ahead.how))
 
     def _recall(self, call: Call) -> None:
-        """Another plan has come for a call: one ahead that it has started is void."""
+        """Another plan or decision has come for a call: the attempt that it has started ahead is void."""
         if not call.ahead or call.phase is CallPhase.COMMITTED:
             return
         if not call.is_released:
@@ -1105,7 +1110,7 @@ class PeerMachine:
                 self._tell_difference(call)
 
     def _tell_difference(self, call: Call) -> None:
-        """Reports that a participant has another result. Nobody commits the attempt then, and that one may be lost."""
+        """Reports that a participant, which may be lost, has another result. Nobody commits such an attempt."""
         report, plan = call.report, call.plan
         if call.phase is not CallPhase.REPORTED or not call.may_succeed or report is None or plan is None:
             return
@@ -1186,7 +1191,7 @@ class PeerMachine:
         if decision.round:
             self._memory.on_round(decision.round, decision.value)
         if decision.is_refusal:
-            self._ahead.clear()  # With this peer's call others may be refused that have started one of them.
+            self._ahead.clear()  # The refusal may include calls of others that have started one of these attempts.
         if call is None:
             return  # A repeated decision.
         if decision.is_of_attempt and decision.attempt_id != call.ahead:
@@ -1255,10 +1260,10 @@ class PeerMachine:
         return calls.values()
 
     def _send(self, message: PeerMessage, *, may_wait: bool = False) -> None:
-        """Sends a message to the master; but nothing of calls between a promise and the Welcome for it.
+        """Sends a message to the master, unless it is about calls and comes between a promise and the Welcome for it.
 
-        The candidate would drop what comes before it leads, and take the rest: a later call for the one before it. Once
-        it has welcomed this peer, all of it is sent, in order.
+        The candidate would drop what comes before it leads and take the rest, and so take a later call for the one
+        before it. After the Welcome the peer sends all of these messages, in order.
         """
         awaits_welcome = self._acceptor.promised.term > self.term
         if not (awaits_welcome and isinstance(message, (Votes, Report, Withdraw))):

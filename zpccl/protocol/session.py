@@ -1,9 +1,9 @@
 """The control connection of a peer: when to open which socket, and what the end of a socket means.
 
-Each try to reach a master uses a socket of its own, which is never used again: no message of an old connection appears
-on a new one, in either direction. libzmq does the ZeroMQ handshake and the heartbeats; a silent master ends in
-SocketBroke. libzmq does not report why a handshake failed, so a newcomer asks the server for its mechanism
-(greeting.py), to tell a master with another secret from a server that is no master.
+Each try to reach a master uses a new socket, which is never used again: no message of an old connection appears on a
+new one, in either direction. libzmq does the ZeroMQ handshake and the heartbeats; if the master is silent, SocketBroke
+follows. libzmq does not report why a handshake failed. So a newcomer asks the server for its mechanism (greeting.py),
+to tell a master with another secret from a server that is no master.
 
     event            DIALLING        HANDSHAKE             ASKING          UP              PAUSED
     DialStarted      (notes time)    -                     -               -               -
@@ -18,14 +18,14 @@ SocketBroke. libzmq does not report why a handshake failed, so a newcomer asks t
     Tick, when due   -               PAUSED: Failed        -               -               DIALLING [4]
 
     Up, Failed, Refused, Down: ConnectionUp, ConnectionFailed, AuthenticationRefused and ConnectionDown, for the peer.
-    [1] PAUSED: Refused if the server reports that it refuses the key; ASKING for a newcomer whose connection the
-        server closed at once, as servers do that reject a handshake; else PAUSED: Failed.
+    [1] PAUSED: Refused if the server reports that it refuses the key; ASKING for a newcomer if the server closed the
+        connection at once, as it does to reject a handshake; else PAUSED: Failed.
     [2] Refused if the mechanism shows that only one side has a secret, or that the secrets differ; else Failed.
     [3] MasterMessageReceived. Data that is no message of this protocol is reported once per connection.
-    [4] OpenSocket: UseMaster at once, to the master that it names; after a pause, which grows with the number of
-        consecutive failures, to the same master.
-    [5] DIALLING, once, where the secrets seem to differ: to a peer a master that ends within the handshake, and is
-        there again when it is asked, looks like one that rejects it.
+    [4] OpenSocket. UseMaster: at once, to the master that it names. Tick: to the same master, after a pause that grows
+        with the number of consecutive failures.
+    [5] DIALLING, once, if the secrets seem to differ: a master that dies during the handshake and is up again when it
+        is asked looks like one that rejects the peer.
 
 A session begins with a try at the first master, whose socket the shell has opened.
 """
@@ -48,7 +48,7 @@ _NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET o
 _HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
 _OTHER_SECRET = "it has another secret or key than this peer was given; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
 _HANDSHAKE_LEFT_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS // 2
-"""With more of the time left, the server has rejected the handshake; with less, libzmq has waited in vain."""
+"""If more of the time is left, the server has rejected the handshake; if less, libzmq has waited in vain."""
 
 SessionEvent: TypeAlias = (
     events.DialStarted
@@ -103,7 +103,7 @@ class Session:
         self._has_complained = False  # True once it has reported a malformed message of this connection.
         self._socket_count = 0
         self._failures = 0  # Consecutive ones, at this master.
-        self._is_rejected = False  # True while it tries again what looked like another secret.
+        self._is_rejected = False  # True while it tries again after the secrets seemed to differ.
         self._begun_ns: int | None = None  # When the try began.
         self._due_ns: int | None = None  # The end of the handshake or of the pause.
 
@@ -133,7 +133,7 @@ class Session:
             return self._on_handshake(event, now_ns)
         if self.phase is SocketPhase.UP and isinstance(event, events.SocketBroke):
             return self._pause(events.ConnectionDown(), now_ns)
-        return []  # Of a socket that is no longer used.
+        return []  # From a socket that is no longer used.
 
     def _enter(self, phase: SocketPhase, due_ns: int | None = None) -> None:
         self.phase, self._due_ns = phase, due_ns

@@ -1,9 +1,9 @@
 """Chooses the peers from which each fetcher of a sync gets the elected state, by what each peer has and by the links.
 
-Sources (seeds) have all of it now. They are the holders or, for a fetcher without a link to a holder, other peers with
-the elected contents, whose values of keys that allow inequality may differ: the fetcher then gets those values. Partial
-seeds fetch the same as the fetcher, and serve what they have verified. A fetcher without a link to any source fetches
-from partial seeds that have one, directly or through other partial seeds.
+Sources (seeds) have the whole state now. They are the holders or, for a fetcher without a link to a holder, other peers
+with the elected contents. They may have other values of keys that allow inequality; the fetcher then gets those.
+Partial seeds fetch the same as the fetcher, and serve what they have verified. A fetcher without a link to any source
+fetches from partial seeds that reach one, directly or through other partial seeds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def find_sources(
             if same:
                 found.fetch[peer] = entries
                 reached.append(peer)
-                # A peer may need nothing any more with the values of its own source: then it has all of it now.
+                # With the values of its own source a peer may need nothing any more: then it has everything now.
                 complete = tuple(source for source in same if not found.fetch[source])
                 if complete:
                     found.sources[peer] = complete
@@ -103,7 +103,7 @@ def left_out(
 class _FreeKeys:
     """The keys that allow inequality: peers with the elected contents may have different values of them.
 
-    Pairs of peers are compared, each with many keys: so most comparisons end at the first key, or need none.
+    Many pairs of peers are compared, each with many keys: so most comparisons end at the first key, or need no key.
     """
 
     def __init__(self, offers: dict[Peer, SyncSpec]) -> None:
@@ -127,7 +127,7 @@ class _FreeKeys:
         return self._held_by(other, fetch) is self._held_by(peer, fetch) or self._has(other, peer, fetch[peer], fetch)
 
     def _held_by(self, source: Peer, fetch: dict[Peer, Entries]) -> dict[str, bytes]:
-        """The values that a source has after its own fetch, which is settled. The same object for equal ones."""
+        """The values that a source has after its own fetch, which is final. Equal values are one object."""
         held = self._held.get(source)
         if held is None:
             own = self._own[source]

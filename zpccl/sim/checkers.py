@@ -48,7 +48,7 @@ ANSWERS_KEPT_MAX = 64
 
 HOST_GONE = "has lost a peer"
 NO_RING = "around a ring of all peers"
-"""What a refusal for lack of a ring says."""
+"""A part of the text of a refusal for lack of a ring."""
 LINK_FAULTS = {"link broken", "path cut", "path is a black hole", "connection broken", OUTAGE}
 """Faults for which a member may lack links."""
 
@@ -93,15 +93,15 @@ class Agreement(Checker):
         super().__init__(cluster)
         self.decisions: dict[RunKey, dict[bool, set[tuple[int, int, int]]]] = {}  # Attempt -> committed? -> masters.
         self._ended: dict[RunKey, dict[bytes, bool]] = {}
-        self._planned: set[RunKey] = set()  # Not ahead.
-        self._between_peers: set[RunKey] = set()  # Committed by one of them before the master.
-        self._calls_between: dict[tuple[bytes, int], RunKey] = {}  # By peer and call, of all participants of these.
+        self._planned: set[RunKey] = set()  # By a Plan, not ahead.
+        self._between_peers: set[RunKey] = set()  # Committed by a participant before the master.
+        self._calls_between: dict[tuple[bytes, int], RunKey] = {}  # These attempts, by participant and call.
         self._released: dict[bytes, set[tuple[int, RunKey]]] = {}  # Released calls whose attempts were undecided.
         self._have_released: set[bytes] = set()
         self._results: dict[RunKey, int] = {}
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
-        """All decisions of one master on an attempt agree. Its successor may decide otherwise if no peer knows them."""
+        """A master does not contradict its decision on an attempt. Its successor may, if no peer knows the decision."""
         if isinstance(message, Plan):
             attempt = master.key(connection, message.attempt_id)
             self._planned.add(attempt)
@@ -123,11 +123,11 @@ class Agreement(Checker):
     def _is_again(self, master: SimulatedMaster, call: tuple[bytes, int], attempt: RunKey) -> bool:
         """True if an attempt is planned for a call that was committed between peers, and its peer may obey."""
         between = self._calls_between.get(call)
-        # Of one address lists may part: whoever has gone on elsewhere is lost here, and the attempt ends for it.
+        # With one address the history may fork: a peer that has gone on elsewhere is lost here, and its attempt ends.
         if between is None or call[0] not in master.machine.registry.peers:
             return False
-        # A leader that was replaced may not know it yet, as its connections end late. It is obeyed no more: who has
-        # taken part in an attempt of a later term has promised that one, or a later one.
+        # A leader that was replaced may not know it yet, as its connections end late. The peer does not obey it: having
+        # taken part in an attempt of a later term, it has promised that term or a later one.
         return between[0] != attempt[0] or between[1] >> limits.EPOCH_BITS <= attempt[1] >> limits.EPOCH_BITS
 
     def on_peer_effect(self, node: SimulatedPeer, effect: effects.PeerEffect) -> None:
@@ -190,7 +190,7 @@ class Agreement(Checker):
             released.discard((call_id, attempt_id))
             is_lost = self.decisions.get(attempt_id, {}).get(False, set())
             ended = self._ended.get(attempt_id, {})
-            # A decision that reached nobody who lives is none.
+            # A decision that reached no living peer does not count.
             is_won = any(commit and self.cluster.nodes[peer_id].is_alive for peer_id, commit in ended.items())
             text = f"{node.name} stays a member without the result of attempt {attempt_id}"
             self.cluster.require(not is_won or bool(is_lost), "S1", text)
@@ -235,7 +235,7 @@ class InputSafety(Checker):
         """Records the input of each peer."""
         if isinstance(effect, effects.StartReduce) and effect.call_id in node.calls:
             attempt = node.key(effect.attempt_id)
-            self._orders.setdefault(attempt, effect.how.order)  # By a plan ahead, perhaps.
+            self._orders.setdefault(attempt, effect.how.order)  # Perhaps it was planned ahead.
             inputs = self._inputs.setdefault(attempt, {})
             call = node.calls[effect.call_id]
             inputs[node.peer_id] = call.value_before
@@ -348,7 +348,7 @@ class SingleHistory(Checker):
         """The epoch of a peer never decreases, and its member list is one that a master sent."""
         machine = node.machine
         here = node.peer_id, machine.run_id
-        earlier = self._epoch_of_peer.get(here, 0) if machine.state is State.MEMBER else 0  # Else it is a newcomer.
+        earlier = self._epoch_of_peer.get(here, 0) if machine.state is State.MEMBER else 0  # Else: a newcomer.
         if machine.epoch < earlier:
             raise self.cluster.violation("S3", f"{node.name} goes back from epoch {earlier}")
         self._epoch_of_peer[here] = machine.epoch
@@ -401,8 +401,8 @@ class EqualState(Checker):
 class SyncSources(Checker):
     """L2: a sync does not fail for lack of sources while a complete seed has links to all fetchers.
 
-    Only plans of the master that lets it fail count: another one knows of those before it what peers report, and may be
-    left without the sources of one that its plan has never reached.
+    Only plans of the master that fails the sync count. A new master knows of earlier plans only what peers report, and
+    may find no sources for a peer that its plan never reached.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -422,7 +422,7 @@ class SyncSources(Checker):
         here = {peer_id: registry.peers[peer_id] for peer_id in plans if peer_id in registry.peers}
         others = {peer_id for how in plans.values() for peer_id in how.order} - plans.keys()
         if any(peer_id not in registry.peers or registry.peers[peer_id].connection is None for peer_id in others):
-            return  # One that was lost before its plan could be sent may have had other sources.
+            return  # A peer that was lost before its plan could be sent may have had other sources.
         fetchers = [peer for peer_id, peer in here.items() if plans[peer_id].fetch]
         for peer_id, peer in here.items():
             is_source = bool(fetchers) and all(peer_id in plans[f.peer_id].sources for f in fetchers)
@@ -447,7 +447,7 @@ class Causes(Checker):
         self._run_id = b""
         self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
-        self._gone_over: set[bytes] = set()  # Before this master led.
+        self._gone_over: set[bytes] = set()  # Peers that went to another run before this master led.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault that concerns its participants; so does an eviction."""
@@ -476,14 +476,14 @@ class Causes(Checker):
         if node is None or not node.is_alive:
             return
         if node.peer_id not in self.cluster.member_ids and node.peer_id not in self._members:
-            return  # The latter has it until the list without it is committed, perhaps long after it went out.
+            return  # `_members` has it until the list without it is committed, perhaps long after that was sent.
         if kick.reason.endswith("the former master had removed it"):
-            self._evicted.add(node.peer_id)  # For a fault of that time.
+            self._evicted.add(node.peer_id)  # For a fault at that time.
         if kick.reason.endswith(HOST_GONE):
             mates = [other for other in self.cluster.nodes.values() if other.host == node.host]
             self.cluster.require(node.host != "", "S6", f"{node.name} has no host: {kick.reason}")
             peer = frozenset((node.peer_id,))
-            is_struck = self.cluster.has_cause(peer, self.cluster.clock.now_ns, of_removal=True)  # Or a mate is.
+            is_struck = self.cluster.has_cause(peer, self.cluster.clock.now_ns, of_removal=True)  # Or a host mate is.
             has_lost = is_struck or any(not mate.is_alive or mate.peer_id in self._evicted for mate in mates)
             self.cluster.require(has_lost, "S6", f"{node.name} is removed though its host is whole")
             self._evicted.update(mate.peer_id for mate in mates)
@@ -524,13 +524,13 @@ class Causes(Checker):
     def _are_connected(self, group: list[bytes]) -> bool:
         """True if the paths of a group have connected all its members for so long that the master must know it."""
         reached, left = group[:1], group[1:]
-        for one in reached:  # It grows.
+        for one in reached:  # The list grows.
             reached += [other for other in left if self._is_sound(one, other)]
             left = [other for other in left if other not in reached]
         return bool(group) and not left
 
     def _have_ring(self, group: list[bytes]) -> bool:
-        """The same of a ring."""
+        """True if the paths of a group have allowed a ring for so long that the master must know it."""
 
         def reaches_first(last: bytes, left: list[bytes]) -> bool:
             if not left:
@@ -553,9 +553,9 @@ class Causes(Checker):
         if has_changed or self._lifetime != master.lifetime:  # A peer that has not received its admission is no member.
             self._lifetime = master.lifetime
             nodes = self.cluster.nodes
-            # One that stood still may begin a run before it takes what members have sent; that run yields to theirs.
+            # A master that stood still may begin a run before it reads what members sent; that run yields to theirs.
             if has_changed and (known is not None or has_gone_on or not self.cluster.faults.fails_nothing):
-                self._members = {}  # A new run, as the members of the last were away for too long; or they are back.
+                self._members = {}  # A new run, as the members of the last were away for too long; or their run again.
             self._run_id = machine.run_id
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i]) and not self._is_passed_over(nodes[i])}
@@ -570,22 +570,22 @@ class Causes(Checker):
             connection = node.connection if node is not None and is_open else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
             # Only the leading master is watched, so with several a removal may be seen after the peer has returned.
-            # One that stood still takes what came meanwhile in order: the loss of links first, then a later Hello.
+            # A master that stood still takes in order what came meanwhile: the loss of links first, then a later Hello.
             has_returned = is_here and len(self.cluster.masters) == 1 and not has_gone_on
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
                 has_returned = False  # The master received its Hello, but its report may have come too late.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
-        # A master that takes a run over lists these until it hears that they have gone, perhaps long after a fault.
+        # A new master lists these peers until it hears that they have gone, perhaps long after a fault.
         self._gone_over = {i for i in members if i in self._gone_over and self._has_gone_over(i, machine.run_id)}
         self._members = {i: n for i, n in members.items() if i not in self._gone_over}
 
     def _has_gone_over(self, peer_id: bytes, run_id: bytes) -> bool:
-        """True for a peer of another run, or of none: its own has yielded, and it waits to be admitted anew."""
+        """True for a peer of another run, or of none if its own has yielded and it waits to be admitted anew."""
         peer = self.cluster.nodes[peer_id].machine if peer_id in self.cluster.nodes else None
         return peer is not None and (peer.run_id not in (NO_ID, run_id) or peer.is_unregistered)
 
     def _is_passed_over(self, node: SimulatedPeer) -> bool:
-        """True if the one master had removed a member by a list that others know, though it was listed again since."""
+        """True if the only master had removed a member by a list that others know, though it is listed again now."""
         live = self.cluster.live_nodes() if len(self.cluster.masters) == 1 else []
         others = [other.machine for other in live if is_member(other) and other.machine.run_id == node.machine.run_id]
         later = [other for other in others if other.epoch > node.machine.since]
@@ -599,7 +599,7 @@ def is_member(node: SimulatedPeer) -> bool:
 
 @dataclass
 class _List:
-    """A member list and its possible predecessors. Within one lifetime of a master that is the list before."""
+    """A member list and its possible predecessors. Within one lifetime of a master, that is the list before it."""
 
     members: tuple[bytes, ...]
     parents: list[RunKey]
@@ -608,9 +608,10 @@ class _List:
 class Lineage(Checker):
     """S3: every committed member list descends from the last committed one of its run, whichever master commits it.
 
-    The messages do not name the predecessor of a master's first list. The checker infers it: a list that a reporting
-    peer had, with the same members, or, if the master admits peers at once, with a prefix of them, or with none that is
-    still there. Of epoch numbers only the term is used, to tell the leaderships of a master apart.
+    The messages do not name the predecessor of a master's first list. The checker infers it from the lists that the
+    reporting peers had: one with the same members; or, if the master admits or removes peers at once, with a prefix or
+    a superset of them; or one whose members are all dead. Of epoch numbers it uses only the term, to tell the
+    leaderships of a master apart.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -621,7 +622,7 @@ class Lineage(Checker):
         self._committed: dict[bytes, RunKey] = {}  # The last one, by run.
         self._seen: set[RunKey] = set()  # Those that have been committed.
         self._refused: dict[tuple[bytes, bytes], int] = {}  # By run and peer: the list by which it was refused.
-        self._accepted: dict[RunKey, set[bytes]] = {}  # By one address: the peers that have a list.
+        self._accepted: dict[RunKey, set[bytes]] = {}  # With one address: the peers that have a list.
         self._planned: set[tuple[bytes, int]] = set()  # Runs and terms in which something was planned.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
@@ -653,7 +654,7 @@ class Lineage(Checker):
             self._reported.setdefault(node.connection.master.lifetime, {})[key, node.peer_id] = None
 
     def on_master_step(self, master: SimulatedMaster) -> None:
-        """Records lists of which no message is sent."""
+        """Records lists for which no message is sent."""
         machine, registry = master.machine, master.machine.registry
         if machine.is_recovering or not registry.order:
             return
@@ -664,10 +665,11 @@ class Lineage(Checker):
             self._commit(master, key)
 
     def _check_return(self, master: SimulatedMaster, key: RunKey) -> None:
-        """L3: with one address no revision is lost, though those of a minority that was removed return first.
+        """L3: with one address no revision is lost, even if members of a removed minority return first.
 
-        Unless so many of the last list are gone or away for long that no quorum of it comes; or those who come first
-        were a quorum of an earlier list. Lists of a term in which nothing was planned are passed over.
+        There are two exceptions: so many members of the last list are gone, or away for long, that no quorum of it
+        comes; or the peers that come first were a quorum of an earlier list. Lists of a term in which nothing was
+        planned do not count.
         """
         parents = self._lists[key].parents
         planned = [k for k in self._lists if (k[0], k[1] >> limits.EPOCH_BITS) in self._planned]
@@ -687,7 +689,7 @@ class Lineage(Checker):
         self.cluster.require(not may_come or not is_soon or is_quorum, "L3", text)
 
     def _reports_to(self, master: SimulatedMaster) -> dict[tuple[RunKey, bytes], None]:
-        """Lists that peers have reported. One that yields to another run has had them while it still led its own."""
+        """Lists that peers have reported. A master that yields to another run got them while it still led its own."""
         index, crashes, generation = master.lifetime
         return self._reported.get((index, crashes, generation - 1), {}) | self._reported.get(master.lifetime, {})
 
@@ -754,8 +756,8 @@ class Commits(Checker):
     """S1: no two peers that are members at the end hold different results of the same operation.
 
     Calls belong to the same operation if the plan of a successful one names them. So a call that ended without an
-    attempt, or in another attempt, counts as well. Who was lost and has registered again is a newcomer: the calls that
-    failed for it before do not count.
+    attempt, or in another attempt, counts as well. A peer that was lost and has registered again is a newcomer: its
+    calls that failed before do not count.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -773,7 +775,11 @@ class Commits(Checker):
             self._calls.setdefault(master.key(connection, message.attempt_id), calls)
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
-        """Records the result of each peer. Some kinds give each peer another result; users write data."""
+        """Records the result of each peer.
+
+        Some kinds give each peer its own result, and users write into shared states: of these, only the success or the
+        revision counts.
+        """
         is_barrier = isinstance(call.request, Collective) and not has_data(call)
         if is_barrier or not isinstance(call.request, (Collective, Sync)):
             return
@@ -843,10 +849,10 @@ class Hosts(Checker):
         self._members: dict[tuple[int, int, int], set[bytes]] = {}  # By the lifetime of a master.
 
     def on_master_step(self, master: SimulatedMaster) -> None:
-        """Who is admitted comes with the whole host. A new master has those that the former one admitted.
+        """A peer is admitted with its whole host. A new master also has the members that the former one admitted.
 
-        Who brings its list back may be alone with it: then its host is not whole, and it is removed. If its host is
-        whole by the list, others of it may not know yet that they are members.
+        A member that brings its list back may be alone with it: then its host is not whole, and it is removed. If its
+        host is whole by the list, the other peers of the host may not know yet that they are members.
         """
         size, nodes = self.cluster.script.host_size, self.cluster.nodes
         if not size or master.machine.is_recovering:
@@ -980,7 +986,7 @@ class Checkers(Checker):
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
 
     def _who_watch(self, name: str) -> list[Callable[..., None]]:
-        """The checkers that override a method. Most override few, and these are called at every step."""
+        """The checkers that override a method. Most override few methods, and these are called at every step."""
         return [getattr(c, name) for c in self.all if getattr(type(c), name) is not getattr(Checker, name)]
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:

@@ -61,9 +61,9 @@ class Violation(AssertionError):
 QUICK_FACTOR = 30
 """In a quick world all paths are shorter by this factor."""
 NEWCOMER_FIRST_NS = 4 * SECOND
-"""By how much at most a newcomer reaches a restarted master before all others."""
+"""The longest time by which a newcomer reaches a restarted master before all others."""
 REMOVED_FIRST_NS = 20 * SECOND
-"""The same of members that were removed, of which so few are left that the master waits for the others."""
+"""The same for members that were removed; they are so few that the master waits for the others."""
 
 
 class Cluster:
@@ -116,7 +116,7 @@ class Cluster:
         self.nemesis = Nemesis(self)
         self._make_master = make_master
         self.joins_from_ns = 0
-        """Until then nobody joins, except the newcomer that is to find a restarted master first."""
+        """Until then no peer joins, except the newcomer that is to find a restarted master first."""
         self._felt_until_ns = 0  # Faults near a crash of the master, or a stall, may have effects until then.
         self.masters: list[SimulatedMaster] = []
         for index in range(masters):
@@ -174,11 +174,11 @@ class Cluster:
             self._complete(host)
         while sum(node.group == 0 for node in self.live_nodes()) < self.script.min_world_size:
             self.spawn(group=0)
-        for group in range(self.script.groups):  # Else nobody of a group might reach another one.
+        for group in range(self.script.groups):  # Otherwise all of a group could be behind NATs.
             for node in [node for node in self.live_nodes() if node.group == group][:1]:
                 if node.is_behind_nat:
                     node.is_behind_nat = False
-                    self.note("path cut", node)  # It was until now, so it may still be removed for it.
+                    self.note("path cut", node)  # So far it was, and may still be removed for it.
         self.healed_ns = self.clock.now_ns
         self.checkers.liveness.restart()
 
@@ -228,7 +228,7 @@ class Cluster:
         return random.Random(self._rng.getrandbits(64))
 
     def distance_ns(self, usual_ns: int) -> int:
-        """The time that something takes which depends on how far the parts of the world are from each other."""
+        """A duration that depends on the distances in the simulated world, from its usual value."""
         return usual_ns // QUICK_FACTOR if self.script.is_quick else usual_ns
 
     def draw_clock(self) -> LocalClock:
@@ -251,7 +251,7 @@ class Cluster:
         return self.faults.spares_members and node.machine.state not in (State.CONNECTING, State.PENDING)
 
     def spawn(self, group: int | None = None, state: SimulatedState | None = None) -> None:
-        """Starts a new process; in a world of hosts those of a new host."""
+        """Starts a new process; in a world of hosts, all processes of a new host."""
         if self.script.host_size:
             return self._complete(f"host of p{len(self.nodes)}")
         self._start(self._rng.randrange(self.script.groups) if group is None else group, state)
@@ -269,12 +269,12 @@ class Cluster:
         node.start()
 
     def with_hosts(self, peers: frozenset[bytes]) -> frozenset[bytes]:
-        """Peers, and all that are or were of their hosts: what strikes one of them concerns them, too."""
+        """The given peers and all peers, living or dead, of their hosts: a fault of one concerns all of its host."""
         hosts = {self.nodes[peer_id].host for peer_id in peers if peer_id in self.nodes} - {""}
         return peers.union(peer_id for peer_id, node in self.nodes.items() if node.host in hosts) if hosts else peers
 
     def restart(self, node: SimulatedPeer) -> None:
-        """Starts a new process for one whose program gave up, as a supervisor would, with its state or without."""
+        """Replaces a process whose program gave up, as a supervisor would, with its state or without."""
         state = node.shared_state if self._rng.random() < 0.5 else None
 
         def happen() -> None:
@@ -288,7 +288,7 @@ class Cluster:
         self.clock.at(self.clock.now_ns + self._rng.randrange(SECOND), happen)
 
     def crash_master(self, master: SimulatedMaster, absence_ns: int) -> None:
-        """Kills a master and restarts it later. That alone excuses no removal, and no abort but `has_stalled`."""
+        """Kills a master and restarts it later. That alone excuses no removal, and no abort except by `has_stalled`."""
         if not master.is_alive:
             return
         self.trace("fault", "**", f"{master.name} killed for {absence_ns / SECOND:.3f} s")
@@ -315,7 +315,7 @@ class Cluster:
             late_ns = absence_ns + rng.randrange(REMOVED_FIRST_NS if removed else NEWCOMER_FIRST_NS)
             self.network.join(removed, master)
             self.injector.cut_off([([n for n in nodes if n not in removed], master)], late_ns, is_silent=False)
-            if self.faults.fails_nothing:  # Two peers that are not members would train, and the members be refused.
+            if self.faults.fails_nothing:  # Otherwise two newcomers would train, and the members would be refused.
                 self.joins_from_ns = self.clock.now_ns + late_ns + TAKEOVER_NS
 
         def happen() -> None:
@@ -367,7 +367,7 @@ class Cluster:
     def has_cause(self, peers: frozenset[bytes], since_ns: int, *, of_removal: bool = False) -> bool:
         """True if a fault that was not over at `since_ns` concerns only peers among `peers`.
 
-        Nobody is removed for an outage of all, unless the master has died since a moment before.
+        An outage of all is no cause of a removal, unless the master died after it began, or up to TAKEOVER_NS before.
         """
         peers = self.with_hosts(peers)
         felt_ns = self._master_crash_ns + TAKEOVER_NS if self.master_crash_count else -1

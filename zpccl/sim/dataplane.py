@@ -82,7 +82,7 @@ class Part:
     has_failed: bool = False
     is_finished: bool = False
     finish: Timer | None = None
-    """Until its result is there, and then until the machine hears of it."""
+    """Runs until the result is there, and then until the machine hears of it."""
     done: events.ReduceDone | None = None
     timers: list[Timer] = field(default_factory=list)
 
@@ -214,7 +214,7 @@ class DataPlane:
             part.buffer.value = part.saved
 
     def withhold_digest(self, node: SimulatedPeer, call_id: int) -> None:
-        """From now on the digest of a call's result is not told. The machine learns if it has been."""
+        """From now on nobody is told the digest of a call's result. If it was told before, the machine hears of it."""
         for attempt in list(self.attempts.values()):
             part = attempt.parts.get(node.peer_id)
             if part is not None and part.call_id == call_id:
@@ -222,7 +222,7 @@ class DataPlane:
                 self._hear(part)
 
     def _send_digest(self, attempt: RunningAttempt, part: Part, digest: int) -> None:
-        """Tells others a digest. Each may hear of it before or after anything else, or not, if the link breaks."""
+        """Tells the others a digest. Each may get it before or after anything else, or never, if the link breaks."""
         own_id = part.node.peer_id
         event = events.DigestReceived(own_id, attempt.attempt_id, part.call_id, digest)
         for peer_id in attempt.order:
@@ -302,7 +302,7 @@ class DataPlane:
         part.finish = self._cluster.clock.after(self._rng.randrange(2 * MS), lambda: self._hear(part))
 
     def _measure(self, attempt: RunningAttempt, peer_id: bytes) -> tuple[PathSample, ...]:
-        """What the paths to others have carried, as a peer says. Some have changed since."""
+        """What the paths to other peers have carried, as a peer reports it. The rates of some have just changed."""
         samples = []
         for other_id in sorted(attempt.edges_of(peer_id)):
             edge = frozenset((peer_id, other_id))
@@ -316,7 +316,7 @@ class DataPlane:
         return tuple(samples)
 
     def _hear(self, part: Part) -> None:
-        """The machine hears that the result is there, unless it has."""
+        """The machine hears that the result is there, unless it has heard so already."""
         done, part.done = part.done, None
         if done is not None:
             part.node.handle(done)
@@ -326,7 +326,7 @@ class DataPlane:
         part.timers.append(self._cluster.clock.at(due_ns, lambda: self._stall(attempt, part, since_ns)))
 
     def _stall(self, attempt: RunningAttempt, part: Part, since_ns: int) -> None:
-        """Fails a part that stalled: not while no master leads its peer, and not before a whole timeout after that."""
+        """Fails a part that has stalled for a whole timeout, all of it while a master led its peer."""
         is_led, led_ns = part.node.machine.is_led, part.node.led_ns
         if not part.is_finished and is_led and led_ns <= since_ns:
             self._fail(attempt, part, None)
@@ -491,7 +491,7 @@ class DataPlane:
         return value
 
     def _wake(self, attempt_id: int) -> None:
-        """Lets the fetchers of a sync continue that wait for a source to have more."""
+        """Continues those fetchers of a sync that wait for a source to have more."""
         for (other_id, of_attempt), other in list(self.fetches.items()):
             if of_attempt == attempt_id and other.plan.fetch:
                 self._continue(self._cluster.nodes[other_id], other)

@@ -71,7 +71,7 @@ class Faults:
     partitions: float = 0.0
     """Some peers cannot reach some masters for a while."""
     outages: float = 0.0
-    """The network of all is away for a while: all links and all connections to the master break."""
+    """The network of all peers is away for a while: all links and all connections to the master break."""
     is_duel: bool = False
     """Partitions are short, and mostly hit the leading master."""
     revocations: float = 0.0
@@ -79,15 +79,15 @@ class Faults:
     master_pauses: float = 0.0
     """A master stands still for a while, then takes all that has come at once."""
     busy_chance: float = 0.3
-    """A master is busy: what comes it takes some milliseconds later, with what has come meanwhile."""
+    """A master is busy: it takes each event some milliseconds later, with those that have come meanwhile."""
     behind_chance: float = 0.3
-    """A peer dies when its vote is on its way and others are one call ahead of it: see nemesis.py."""
+    """A peer dies while its vote is on its way and others are one call ahead of it: see nemesis.py."""
     ambush_chance: float = 0.0
     """A master dies or loses connections exactly when its state changes: see nemesis.py."""
     first_chance: float = 0.0
     """A newcomer, or members that were removed, are the first to reach a restarted master; all others are cut off."""
     foreign_chance: float = 0.0
-    """With several masters: at the address of a dead one a server of another protocol version answers."""
+    """With several masters: a server of another protocol version answers at the address of a dead one."""
     list_chance: float = 0.0
     """A newcomer is configured with another list of masters."""
     far_chance: float = 0.0
@@ -142,7 +142,7 @@ RATES = tuple(kind for kind in KINDS if not kind.endswith("_chance"))
 CALM = Faults("calm", joins=0.5)
 """Joins only."""
 CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, outages=0.03, silent_chance=0.2, slow_chance=0.1)
-"""Peers join, crash and leave, and at times the network of all is away."""
+"""Peers join, crash and leave, and at times the network of all peers is away."""
 FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
@@ -372,7 +372,7 @@ SLOW_GRACE_NS = 3 * SECOND
 TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
 """How long after a master's restart earlier faults may be noticed."""
 MOVE_NS = QUORUM_WAIT_NS + 2 * (MASTER_STAY_FIRST_NS + MASTER_STAY_NS)
-"""Added to it where peers may have to meet at another master."""
+"""Added to TAKEOVER_NS if peers may have to meet at another master."""
 EFFECT_NS = 3 * SECOND
 """How long a fault may have effects after all have noticed it."""
 LASTING_NS = 10**18
@@ -384,7 +384,7 @@ NOTICE_NS = max(HEARTBEAT_TIMEOUT_NS, STALL_TIMEOUT_NS)
 OUTAGE = "the network of all is away"
 """The kind of an incident that may abort attempts, and for which no member may be removed."""
 OUTAGE_SPREAD_NS = 300 * MS
-"""The master misses the first and the last of all in an outage so long after each other at most; if it is busy that is
+"""In an outage, the longest time from the first peer that the master misses to the last one. For a busy master this is
 just below DISCONNECT_GRACE."""
 
 
@@ -394,7 +394,7 @@ class Incident:
 
     time_ns: int
     over_ns: int
-    """Attempts that begin, and members that are removed, until then may be blamed on it."""
+    """The fault may be the cause of removals until then, and of the failure of attempts that begin until then."""
     kind: str
     peers: frozenset[bytes]
 
@@ -409,7 +409,7 @@ class Injector:
 
     def __init__(self, cluster: Cluster, skip: Iterable[int]) -> None:
         self._cluster = cluster
-        # The source of outages is drawn when it is needed: the seeds of profiles without them stay what they were.
+        # The random source of outages is drawn when it is needed, so seeds of profiles without outages stay the same.
         self._rngs = {kind: cluster.child_rng() for kind in RATES if kind != "outages"}
         self._era = 0  # Number of start() calls: timers of earlier profiles do nothing.
         self.struck: list[str] = []
@@ -417,7 +417,7 @@ class Injector:
         self._damaged: dict[tuple[bytes, bytes], Incident] = {}
         self._hung: dict[bytes, Incident] = {}
         self._missed: list[SimulatedPeer] = []  # The members that the last outage struck.
-        self._missed_from_ns = 0  # When the master begins to notice it.
+        self._missed_from_ns = 0  # When the master begins to notice that outage.
         self._reloads: list[Callable[[], None]] = []  # Revocations that some masters have not learnt yet.
 
     def start(self, faults: Faults) -> None:
@@ -544,7 +544,7 @@ class Injector:
         self._cluster.end_incident(self._hung.pop(peer_id))
 
     def later(self, delay_ns: int, happen: Callable[[], None]) -> None:
-        """Ends a fault after a delay, or takes its next step, unless start() has begun another profile before."""
+        """Ends a fault after a delay, or takes its next step, unless start() has begun another profile by then."""
         era = self._era
         self._cluster.clock.after(delay_ns, lambda: happen() if era == self._era else None)
 
@@ -622,10 +622,10 @@ class Injector:
             self.cut_off(cuts, duration_ns, is_silent=is_silent)
 
     def _strike_outages(self, rng: random.Random) -> None:
-        """Breaks all links and connections at once. For who was connected, that alone is no cause to be removed.
+        """Breaks all links and connections at once. For a connected member, that alone is no cause of a removal.
 
-        Not so for a single member, or if the master finds its members just then. For a while the master does not notice
-        the outage, and may remove others for faults before it: whoever is left alone is a single member, too.
+        It is one for a single member, and while the master is still finding its members. For a while the master does
+        not notice the outage, and may remove others for earlier faults: a member that is left alone counts as single.
         """
         cluster, (master, *others) = self._cluster, self._cluster.masters
         assert not others, "with several masters nobody waits for members that are all away"
@@ -646,14 +646,14 @@ class Injector:
         cluster.network.go_away(notice_ns)
         self._missed, self._missed_from_ns = connected if is_strict else [], cluster.clock.now_ns + notice_ns
         self.later(duration_ns, self._end_outage)
-        # Whoever is left alone later than that is missed so soon after the others went that the master waits for it.
+        # A member left alone later than that is missed so soon after the others went that the master waits for it.
         alone_ns = notice_ns + DISCONNECT_GRACE_NS - CUT_OFF_SPREAD_NS
         if is_strict and alone_ns > 0:
             cluster.clock.after(alone_ns, lambda: self._excuse_single(master, connected))
 
     def _end_outage(self) -> None:
-        """The network is back. If the master has not missed all members yet, some are back before it has, and others
-        may be back too late."""
+        """The network is back. If the master has not missed all members by now, some are back before it does, and
+        others may be back too late."""
         cluster = self._cluster
         if cluster.network.is_away and cluster.clock.now_ns < self._missed_from_ns + DISCONNECT_GRACE_NS:
             for node in self._missed:
@@ -661,7 +661,7 @@ class Injector:
         cluster.network.come_back()
 
     def _excuse_single(self, master: SimulatedMaster, connected: list[SimulatedPeer]) -> None:
-        """Lets a member be removed that is alone by now in an outage which the master has yet to notice."""
+        """Excuses the removal of a member that is alone by now, in an outage that the master has yet to notice."""
         listed = [peer.peer_id for peer in master.machine.registry.order]
         for node in connected:
             if listed == [node.peer_id]:

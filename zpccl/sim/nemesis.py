@@ -37,7 +37,7 @@ RARITY = 10
 FONDNESS = 5
 """How much more likely still when a master has just begun to lead, the weakest moment of leadership."""
 RUSH_NS = 100 * MS
-"""How long after the others were cut off the last member leaves at most."""
+"""How long after the others were cut off the last member leaves, at most."""
 RETURN_NS = 15 * SECOND
 """How long after a strike the peers that were cut off may be driven back."""
 Moment: TypeAlias = tuple[bool, int, bool]
@@ -97,7 +97,7 @@ class Nemesis:
         return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
 
     def ambush_peer(self, master: SimulatedMaster) -> None:
-        """May kill a peer that others are calls ahead of, the more likely the more calls."""
+        """May kill a peer that is some calls behind others: the more calls, the more likely."""
         cluster, operations = self._cluster, master.machine.operations
         if not cluster.faults.crashes or cluster.faults.fails_nothing:
             return
@@ -132,7 +132,7 @@ class Nemesis:
         cluster.injector.cut_off([(hit, master)], duration_ns, is_silent=cluster.injector.is_silent(rng))
 
     def _besiege(self, master: SimulatedMaster, rng: random.Random) -> None:
-        """Cuts all members off but one, unnoticed by the master. That one leaves, or is cut off for a shorter while."""
+        """Cuts off all members but one, unnoticed by the master. That one leaves, or is cut off for a shorter time."""
         cluster = self._cluster
         members = [cluster.nodes[peer.peer_id] for peer in master.machine.registry.order if peer.connection is not None]
         if len(members) < 2:

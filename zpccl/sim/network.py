@@ -103,9 +103,9 @@ class Network:
         self._count = 0
         self.is_away = False
         """There is no path between any two processes."""
-        self.connections: dict[str, Connection] = {}  # Those whose end the master has not learnt.
+        self.connections: dict[str, Connection] = {}  # Those that the master does not know to have ended.
         self._cut: dict[tuple[bytes, int], int] = {}  # By peer and master: number of cuts that are in force.
-        self._revoked: set[tuple[bytes, int]] = set()  # Peer and master that does not admit its key any more.
+        self._revoked: set[tuple[bytes, int]] = set()  # Peers, each with a master that no longer admits its key.
 
     def open_socket(self, node: SimulatedPeer, index: int) -> None:
         """Opens a new socket of a peer to master number `index` of its list, and closes its old one."""
@@ -219,11 +219,10 @@ class Network:
         return connection.stalled_until_ns <= self._cluster.clock.now_ns
 
     def go_away(self, notice_ns: int) -> None:
-        """Ends all paths until come_back(). All ends of connections notice that after some time, one soon after the
-        other."""
+        """Ends all paths until come_back(). All ends of connections notice that later, one soon after the other."""
         self.is_away = True
         for connection in list(self.connections.values()):
-            if connection.is_broken:  # The heartbeat of one that is silent already times out first.
+            if connection.is_broken:  # Already silent: its heartbeat times out first.
                 self._cluster.clock.after(notice_ns, functools.partial(self._master_learns, connection))
             after_ns = notice_ns + self._rng.randrange(OUTAGE_SPREAD_NS)
             self.break_connection(connection, is_silent=False, after_ns=after_ns)
@@ -241,7 +240,7 @@ class Network:
         self._count += 1
         is_congested = self._rng.random() < self._cluster.faults.flap_chance
         latency_ns = int(10 ** self._rng.uniform(0, 3 if is_congested else 2) * MS)
-        if self._rng.random() < 0.7:  # Else peers that are near each other are far from their master.
+        if self._rng.random() < 0.7:  # Otherwise peers that are near each other are far from their master.
             latency_ns = self._cluster.distance_ns(latency_ns)
         latency_ns = min(latency_ns * (node.slowness if node is not None else 1), 1000 * MS)
         if node is not None and node.is_far:

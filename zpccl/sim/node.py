@@ -83,7 +83,7 @@ class SimulatedMaster:
 
     @property
     def lifetime(self) -> tuple[int, int, int]:
-        """Identifies a span in which it keeps its memory; a restart or a new generation of the machine ends it."""
+        """Identifies a time in which it keeps its memory; a restart or a new generation of the machine ends it."""
         return self.index, self._crash_count, self.machine.generation
 
     def crash(self) -> None:
@@ -144,8 +144,8 @@ class SimulatedMaster:
             return self._wait(still_ns)
         waiting, self._waiting = self._waiting, None
         self.went_on_ns = self._cluster.clock.now_ns
-        # The loop takes messages first, but not all at once, then the ends of connections. Those of connections that
-        # have sent what it takes later come again.
+        # The loop takes messages first, though not all at once, then the ends of connections. The end of a connection
+        # comes again if the loop takes messages of it later.
         closed = [event for event in waiting if isinstance(event, events.ConnectionClosed)]
         messages = [event for event in waiting if not isinstance(event, events.ConnectionClosed)]
         count = self._rng.randint(0, len(messages)) if self._rng.random() < 0.5 else len(messages)
@@ -220,10 +220,10 @@ class SimulatedPeer:
         self.name = name
         self.group = group
         self.host = host
-        """Whose peers come and go together; empty: it does by itself."""
+        """The host, whose peers come and go together; empty: the peer comes and goes by itself."""
         self.identity = f"the key of {name}"
         self.peer_id = make_peer_id(self.identity, self.rng.randbytes(SALT_BYTES))
-        # Whoever can be dialled may still die of an earlier fault once faults have ended: its successor has to be, too.
+        # After the healing, a peer that can be dialled may still die of an earlier fault: its successor must be, too.
         is_parted = cluster.script.is_parted and cluster.faults is not HEALED
         self.is_behind_nat = is_parted and self.peer_id[0] % 2 == 0
         """Nobody can dial it."""
@@ -480,10 +480,10 @@ class SimulatedPeer:
         return call
 
     def _limit(self, calls: list[UserCall], timeout_ns: int) -> None:
-        """Sometimes gives calls a timeout. A batch has one, else peers would wait for each other's remainder.
+        """Sometimes gives calls a timeout. A batch has a single one, or peers would wait for each other's other calls.
 
-        Not collectives that need more than two members: the master may tell the others that there are too few, while
-        this one times out without its answer and cannot know whether they go on or still wait for it.
+        Collectives that need more than two members have none: the master may tell the others that there are too few,
+        while this peer times out without its answer and cannot know whether they go on or still wait for it.
         """
         is_impatient = self.rng.random() < self.faults.withdraw_chance
         needs_members = any(isinstance(c.request, Collective) and c.request.spec.min_world_size > 2 for c in calls)
@@ -494,7 +494,7 @@ class SimulatedPeer:
             late = [call for call in calls if self.is_alive and call.call_id in self.calls]
             if not late or (not timeout_ns and not self.strikes("withdraw_chance")):
                 return
-            # If its digest binds it, it is withdrawn only once the attempt is planned anew, perhaps for lack of a link.
+            # A call that is bound by its digest is withdrawn only once it is planned anew, perhaps for lack of a link.
             self._cluster.note("withdrawn", self, duration_ns=limits.LINK_WAIT_TIMEOUT_NS)
             for call in late:
                 self._cluster.dataplane.withhold_digest(self, call.call_id)

@@ -54,11 +54,11 @@ class Script:
     seed: int = 0
     """Seed that the random programs of all peers share."""
     varies: bool = True
-    """Keys that may differ between peers do."""
+    """Keys that may differ between peers do differ."""
     fetches_ahead: bool = False
     """Some newcomers prefetch state, and are ready late."""
     is_quick: bool = False
-    """All is near, and a step makes its collectives several times in a row: peers are calls ahead of the master."""
+    """Paths are short, and a step makes its collectives several times in a row: peers are calls ahead of the master."""
 
     is_uneven: bool = False
     """Tensors are large, paths have rates of their own, and these change."""
@@ -74,7 +74,7 @@ class Script:
 
     @property
     def host_size(self) -> int:
-        """In some worlds with several groups each host has a peer of each, and they come and go together; else 0."""
+        """Peers per host in some worlds with several groups: one of each group, which come and go together. Else 0."""
         return self.groups if self.groups > 1 and self.seed % 4 == 1 else 0
 
     @property
@@ -285,7 +285,7 @@ class Loop:
         return [sums[tag] for tag in tags]
 
     def _may_differ(self, outcome: PCCLError) -> bool:
-        """True for a mismatch that a program makes: members differ in who is the root, or one passes something else."""
+        """True for a mismatch that programs make: peers differ in who is the root, or one passes something else."""
         faults = self.node.faults
         is_made = faults.mismatch_chance + faults.wander_chance > 0
         return isinstance(outcome, CollectiveMismatch) and (is_made or outcome.field == "is_root")

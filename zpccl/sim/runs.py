@@ -21,7 +21,8 @@ SHORT_STEPS = 300
 SHORT_HASTE = 3
 AUTO = "auto"
 SEEDS_PER_COLLECTION = 4
-"""A run leaves reference cycles of 1 MB. Automatic collections, or rarer ones of colder memory, would take a fifth."""
+"""A run leaves reference cycles of 1 MB. Automatic collections would take a fifth of the time; so would rarer ones, of
+colder memory."""
 
 
 def choose_faults(name: str, seed: int) -> Faults:
@@ -102,7 +103,7 @@ class Setup:
         cluster.run(resolved.steps, PROFILES[resolved.faults].without(self.without).hasten(resolved.haste))
         cluster.heal()
         # With several masters a run may have lost its quorum: its members wait until they give up, and a new run waits
-        # for them.
+        # until then.
         if not (cluster.quiesces() if len(cluster.masters) == 1 else cluster.quiesces(steps=2_000_000, seconds=150)):
             raise cluster.violation("L2", f"no rest after healing: {'; '.join(cluster.reasons_of_unrest())}")
         cluster.checkers.on_end()
@@ -190,7 +191,7 @@ def run_seeds(
     coverage = tally.coverage if covers else None
     was_enabled = gc.isenabled()
     gc.disable()
-    gc.freeze()  # What lives longer is not looked at.
+    gc.freeze()  # Collections skip the objects that exist now: they live longer.
     try:
         for seed in seeds:
             tally.seeds += 1

@@ -55,7 +55,7 @@ PATIENCE_NS = 3 * SECOND
 
 def live(node: SimulatedPeer, script: Script) -> Program:
     """The whole program of one process."""
-    node.shared_state.values.pop("extra", None)  # Else it might refuse all other peers for ever.
+    node.shared_state.values.pop("extra", None)  # Otherwise it might refuse all other peers for ever.
     wanders = node.rng.random() < node.faults.wander_chance and node.strikes("wander_chance")
     if wanders and node.rng.random() < 0.2:
         yield from insist_on_refusal(Topology(TopologyKind.UPDATE))
@@ -128,7 +128,7 @@ class Wanderer:
             yield Together(tuple(self._ask(Batch((one,), timeout_ns)) for one in collectives))
 
     def _decide(self, rng: random.Random) -> Program:
-        """A topology call. PENDING has a timeout, because collectives may run beside it for long."""
+        """A topology call. PENDING has a timeout, because collectives may run at the same time for long."""
         kind = rng.choice((TopologyKind.UPDATE, TopologyKind.UPDATE, TopologyKind.PENDING, TopologyKind.OPTIMIZE))
         timeout_ns = self._node.rng.randrange(1, PATIENCE_NS) if kind is TopologyKind.PENDING else 0
         yield from self._ask(Topology(kind, timeout_ns))

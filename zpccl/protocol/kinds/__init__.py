@@ -1,1 +1,1 @@
-"""Kinds of operations: what differs between them. What they have in common: ../operation.py."""
+"""What differs between the kinds of operations. What they have in common is in ../operation.py."""

@@ -13,25 +13,26 @@ A collective is identified by its tag within a group. Its states:
     [1] The links connect all members, but do not allow a plan of this kind, and do not come up in time.
 
 The plan of an all-reduce is the quickest that plans.py finds with what is known of the network, without links that are
-down or have failed lately: a ring, an exchange or trees, or what all voters ask for. Other collectives have a ring: in
-order of admission, in another order if that one needs such a link (paths.py), or in one whose slowest path is quicker;
-that of a broadcast begins with its root. Without a ring, they too have trees. An all-to-all needs all links. If every
-plan needs links that are down, it waits for them. When they do not come up in time, members that are cut off from the
-others are removed, so that these can continue; if there are none, the calls are refused, such as an all-to-all. Later
-calls are refused at once, until a link or the member list changes. A barrier has no plan: it is committed when all have
-voted.
+down or have failed lately: a ring, an exchange or trees, or the algorithm that all voters ask for. Other collectives
+use a ring: in order of admission, or in another order if that ring needs such a link (paths.py) or the slowest path of
+the other is quicker. The ring of a broadcast begins with its root. If there is no ring, they use trees. An all-to-all
+uses the links between all pairs; if one is missing, it is planned like an all-gather. If every plan needs links that
+are down, the collective waits for them. If they do not come up in time, the master removes members that are cut off, so
+that the others can continue; if no member is cut off, it refuses the calls. It refuses later calls at once, until a
+link or the member list changes. A barrier has no plan: it is committed when all have voted.
 
-With its plan, and with each commit, the next attempts are planned ahead: a peer that makes the same call again starts
-the first of them at once, says so in its vote, and waits for nobody. If the votes agree, and all have started it, that
-attempt runs. Else the master plans another one, and with its plan those that have started the first end that. Reports
-that come before the votes of others are kept. If another plan has become better, a commit says that those ahead are
-void.
+With each plan and each commit, the master plans the next attempts ahead: a peer that makes the same call again starts
+the first of them at once, says so in its vote, and waits for no other peer. If the votes agree and all have started
+that attempt, it runs. Otherwise the master plans another attempt, and its plan ends the first one at the peers that
+have started it. The master keeps reports that come before the votes of others. If another plan has become better, a
+commit says that the attempts ahead are void.
 
-A collective that is in voting stops waiting for a lost member. A running one that has lost a participant goes on until
-one of the others has failed, and is aborted, or all of them have finished: then it is committed if their results are
-equal. The others may know that before the master, and make their next call at the same tag (../commit.py).
+A collective that is in voting stops waiting for a lost member. A running one that loses a participant is aborted unless
+all others have finished. If its participants tell each other their digests (../commit.py), it continues instead, until
+one of the others fails or all of them have finished. It is committed if all finish with equal results. The others may
+commit it before the master does, and make their next call at the same tag.
 
-Take-over, and what a master decides before its member list is committed: ../operation.py.
+For take-overs, and decisions while the member list is not committed, see ../operation.py.
 
 Answers are kept per peer until the peer acknowledges them (`oldest_call_id`), so every message may come twice.
 """
@@ -68,9 +69,9 @@ class Reduction(Attempt):
     """An epoch in which all of `order` were members: while it lasts, none of them is lost."""
     reports: dict[Peer, Report] = field(default_factory=dict)
     is_plan_known: bool = True
-    """False if another master has made it, and nobody has reported it: `how` is what this one would have made."""
+    """False if another master has made the plan and no peer has reported it: `how` is what this master would plan."""
     count: int = 0
-    """How many took part, where some that are lost are not known."""
+    """How many took part, if lost participants are not known; else 0."""
     faults: set[frozenset[Peer]] = field(default_factory=set)
     """The links that caused the failure, as the peers at their ends report."""
 
@@ -96,7 +97,7 @@ class Reduction(Attempt):
 
     @property
     def link_count(self) -> int:
-        """Element count of the ring that would send as much on each link, at least."""
+        """Element count of a ring that sends on each link what this attempt sends there at least."""
         is_shared = self.algorithm in (Algorithm.DIRECT, Algorithm.TREES)
         return max(1, self.spec.count // max(1, len(self.order) - 1)) if is_shared else self.spec.count
 
@@ -133,11 +134,11 @@ class Collectives(Kind[Reduction]):
         self.planner = Planner(registry, paths)
         operations.add_kind(self, COLLECTIVE)
         self.wait_ns = link_wait_ns
-        self._voted: dict[Key, None] = {}  # Operations that have got votes since they were evaluated last.
+        self._voted: dict[Key, None] = {}  # Operations with votes since their last evaluation.
         self._aborted: dict[int, Reduction] = {}  # The last attempts that failed, their reports removed.
         self._ahead: dict[Key, PlannedAhead] = {}  # The newest last.
         self._unexplained: set[int] = set()  # Aborted attempts that stalled, and for which no peer has named a link.
-        self._in_vain: dict[int, tuple[int, ...]] = {}  # By group: its links when a call had waited for others in vain.
+        self._in_vain: dict[int, tuple[int, ...]] = {}  # By group: its links when a call had waited in vain for more.
 
     def refusal_of(self, peer: Peer, vote: Vote, running: Attempt | None) -> Decision | None:
         """Refuses a second call of a peer at one tag, unless its peers may have committed the first."""
@@ -268,7 +269,7 @@ class Collectives(Kind[Reduction]):
                 self._operations.refuse(key, Result.RANK_CONNECTION_FAILED, reason)
             return
         self._operations.take(key)
-        self._ahead.pop(key, None)  # Who gets this plan drops them, too.
+        self._ahead.pop(key, None)  # The peers that get this plan drop them, too.
         by_id = {peer.peer_id: peer for peer in members}
         order = [by_id[peer_id] for peer_id in how.order]
         attempt_id, in_order = self._operations.next_attempt_id(), {peer: specs[peer] for peer in order}
@@ -279,7 +280,7 @@ class Collectives(Kind[Reduction]):
     def _how(self, specs: dict[Peer, CollectiveSpec], members: Sequence[Peer], now_ns: int) -> Reducing | None:
         """The plan of a collective of all members; None if the links allow none.
 
-        Without a link of an all-to-all its rows go to all, by way of others, as those of an all-gather do.
+        If an all-to-all lacks a link, its rows go to all members, through others, like those of an all-gather.
         """
         spec, ring = next(iter(specs.values())), self._paths.order(members, now_ns)
         if spec.kind == CollectiveKind.ALL_TO_ALL and self._paths.broken(members, now_ns):
@@ -312,8 +313,8 @@ class Collectives(Kind[Reduction]):
     def plan_ahead(self, attempt: Reduction) -> tuple[int, ...] | None:
         """Plans the next attempts, if they would be like this one.
 
-        If not, those that are known already are void. They are kept until another plan takes their place: all may have
-        started one before they hear of that.
+        If not, the attempts that are ahead already are void. They are kept until another plan replaces them: all peers
+        may have started one of them before they hear that it is void.
         """
         now_ns, members = self._outbox.now_ns, self._operations.members_of(attempt.key)
         is_like_it = attempt.is_plan_known and attempt.specs.keys() == set(members)
@@ -338,11 +339,11 @@ class Collectives(Kind[Reduction]):
     def _run_ahead(self, operation: Operation, specs: dict[Peer, CollectiveSpec], now_ns: int) -> bool:
         """Runs the attempt that all voters have started ahead.
 
-        If the votes are not those of all its participants, those that are gone may have committed it with the voters:
-        it runs once all of these have reported that they have its result, and is given up if one of them has not.
+        If some of its participants are gone, they may have committed it together with the voters. Then it runs once all
+        voters have reported that they have its result, and is given up if one of them reports a failure.
 
         Returns:
-            False if there is none, or it is given up.
+            False if there is no such attempt, or it is given up.
         """
         votes, reports, known = operation.votes, operation.reports, self._ahead.get(operation.key)
         attempt_id = next(iter(votes.values())).ahead
@@ -367,12 +368,12 @@ class Collectives(Kind[Reduction]):
             if len(reports) < len(votes):
                 return True
             if len(_digests_of(reports)) > 1:
-                return False  # So nobody has committed it.
+                return False  # So no peer has committed it.
         self._ahead[operation.key] = ahead
         self._operations.take(operation.key)
         self._doubt(next(iter(votes)).group, now_ns)
         attempt = self._begin(attempt_id, ahead.specs, ahead.how, operation, now_ns)
-        attempt.has_plan_everywhere = False  # Nobody knows the calls of the others.
+        attempt.has_plan_everywhere = False  # No participant knows the calls of the others.
         attempt.is_plan_known = known is not None
         attempt.count = 0 if known is not None else max(report.count for report in reports.values())
         self._operations.decide(attempt)
@@ -421,7 +422,7 @@ class Collectives(Kind[Reduction]):
             attempt.faults.add(edge)
             self._unexplained.discard(attempt.attempt_id)
             cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
-            cost_ns = min(cost_ns, limits.STALL_TIMEOUT_NS)  # Before the link broke the attempt took its time, too.
+            cost_ns = min(cost_ns, limits.STALL_TIMEOUT_NS)  # The attempt also took time before the link broke.
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Reduction) -> None:
@@ -454,7 +455,7 @@ class Collectives(Kind[Reduction]):
             return Verdict(Result.RANK_CONNECTION_LOST, failed[0].reason or "a peer failed", blamed)
         if not all(peer in attempt.reports for peer in survivors):
             if not lost or tells_digests(attempt.spec, len(attempt.calls)):
-                return None  # Who is lost may have committed it with those that have not reported yet.
+                return None  # A lost peer may have committed it with peers that have not reported yet.
             return Verdict(Result.RANK_CONNECTION_LOST, f"lost {names(lost)}", lost)
         if len(_digests_of(attempt.reports)) <= 1:
             return Verdict(is_known=not lost and tells_digests(attempt.spec, len(attempt.calls)))
@@ -473,7 +474,7 @@ class Collectives(Kind[Reduction]):
     def on_ended(self, attempt: Reduction, verdict: Verdict, survivors: list[Peer]) -> None:
         """Updates the counts, what is known of the links, and the speeds."""
         if not verdict.is_commit:
-            self._ahead.pop(attempt.key, None)  # Who hears of it drops them, too.
+            self._ahead.pop(attempt.key, None)  # The peers that hear of it drop them, too.
         if verdict.is_commit:
             self._outbox.counts.commits += 1
             self._paths.trust(attempt.edges, attempt.link_count)
@@ -541,7 +542,7 @@ def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
     what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
     needs = "around a ring of all peers"
     if spec.kind == CollectiveKind.ALL_REDUCE:
-        needs += ", or of one peer with all others"  # Its sums are wide: other trees would do for others.
+        needs += ", or of one peer with all others"  # Only wide sums come here: for others, any trees would do.
     return f"this {what} needs data connections {needs}; that of {one.name} and {other.name}{more} is down"
 
 

@@ -6,21 +6,22 @@
                               are answered      |  | those cut off are  | withdrawn, [1]
                                                 `--' removed            `--> aborted
 
-    [1] Links stay down though they connect all members: whoever could pass the state on was refused.
+    [1] A fetcher waits too long for links, though the links connect all members: peers that could pass the state on
+        were refused.
 
 The plan tells each fetcher its sources, which have the whole state now, and its partial seeds, which fetch the same
-(sources.py). While a fetcher has no link to any of these, the plan waits, and those who are refused wait with it.
+(sources.py). While a fetcher has no link to any of these, the plan waits, and so do the answers to refused peers.
 
 Fetchers write what they have fetched to their tensors when the sync is committed, so a failed sync changes no state.
-Peers that have nothing to fetch wait until then, too, and serve blocks. The sync does not wait for lost peers, be they
+Peers that have nothing to fetch wait until then, too, and serve blocks. The sync does not wait for lost peers, whether
 holders or fetchers: it continues while every remaining fetcher can get everything from peers that have the state,
 directly or through other fetchers. A fetcher that has no source left reports a failure. So does a peer whose state has
 changed since its vote, because it no longer holds what it offered.
 
 A master that takes over the run continues a sync that peers report. Peers that never got the plan offer their state
 again. The new master derives what they must fetch from their offers and that of a holder: the winner of the election,
-or the next holder if that one is lost. Such plans wait for links, too. It decides nothing until all have reported, as
-with collectives.
+or the next holder if the winner is lost. Such plans wait for links, too. As with collectives, the new master decides
+the sync only after all its remaining participants have reported.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Transfer(Attempt):
     holders: tuple[Peer, ...]
     fetch: dict[Peer, tuple[FetchEntry, ...]]
     refused: dict[Peer, tuple[Result, str]] = field(default_factory=dict)
-    """Peers that cannot take part, with the reasons, until they hear of it. They are in `calls`, but not in `fetch`."""
+    """Peers that cannot take part, and why, until they are answered. They are in `calls`, but not in `fetch`."""
     done: set[Peer] = field(default_factory=set)
     logged: set[Peer] = field(default_factory=set)
     """Peers whose dropped sources are in the log."""
@@ -68,18 +69,18 @@ class Transfer(Attempt):
     """By fetcher: the peers that fetch the same."""
 
     free: dict[Peer, dict[str, bytes]] = field(default_factory=dict)
-    """After a take-over, by peer that has its plan: the contents that it then has of keys that allow inequality."""
+    """After a take-over, by peer that has its plan: the contents it will have of keys that allow inequality."""
 
     def contents_of(self, peer: Peer) -> dict[str, bytes]:
-        """What is known of these: of a holder, also by its offer, as it fetches nothing."""
+        """What is known of these contents. A holder fetches nothing, so its offer tells them, too."""
         is_offered = peer in self.holders and peer in self.offers
         return self.free.get(peer) or (free_contents(self.offers[peer], ()) if is_offered else {})
 
     def has(self, peer: Peer, entries: Iterable[FetchEntry], free_keys: Container[str]) -> bool:
-        """True if a peer then has these contents, as far as they may differ; or is a holder of which it is not known.
+        """True if a peer will have those of `entries` whose keys are free, or is a holder with unknown contents.
 
-        Holders have all that was to be fetched from the winner of the election. Where another one takes its place, they
-        may differ in what is to be fetched from that.
+        Holders have all that was to be fetched from the winner of the election. If another holder takes its place, they
+        may differ in what is to be fetched from that one.
         """
         held = self.contents_of(peer)
         is_unknown = not held and peer in self.holders
@@ -160,7 +161,7 @@ class StateSyncs(Kind[Transfer]):
     ) -> None:
         """Refuses the calls of peers that cannot take part. The others hear of it before they get their plan.
 
-        Else a peer that missed its refusal would wait in its call at another master, while the others go on.
+        Otherwise a peer that missed its refusal would wait in its call at another master, while the others go on.
         """
         alike: dict[tuple[Result, str], list[Peer]] = {}
         for peer, why in refused.items():
@@ -170,9 +171,10 @@ class StateSyncs(Kind[Transfer]):
             self._operations.refuse_calls([(peer, calls[peer]) for peer in peers], result, reason, others=others)
 
     def _refuse_waiting(self, transfer: Transfer) -> None:
-        """Refuses those that cannot take part in a transfer, once the others get its plan, or it has failed.
+        """Refuses the peers that cannot take part in a transfer, once the others get its plan, or it has failed.
 
-        Who goes on earlier would seem to wait for the others, at a master that takes over while they have no plan.
+        If a refused peer went on earlier, and a master took over while the others have no plan, that peer and the
+        others would seem to wait for each other.
         """
         calls = {peer: transfer.calls.pop(peer) for peer in transfer.refused}
         refused = {peer: transfer.refused[peer] for peer in self._operations.present(calls)}
@@ -237,7 +239,7 @@ class StateSyncs(Kind[Transfer]):
         return [transfer.group for transfer in self._late(now_ns)]
 
     def tick(self, now_ns: int) -> None:
-        """A sync fails if a fetcher has waited too long for links, and nobody is cut off."""
+        """A sync fails if a fetcher has waited too long for links, and no member is cut off."""
         for transfer in self._late(now_ns) if self._registry.is_committed else ():
             if not self._paths.surplus(self._registry.members(transfer.group), now_ns):
                 late = self._late_fetchers(transfer)
@@ -315,7 +317,7 @@ class StateSyncs(Kind[Transfer]):
     def _plan_anew(self, transfer: Transfer) -> None:
         """Plans for peers that never got the plan, once the first holder that is left has offered again.
 
-        As long as such a peer has no link to anybody who has the state or fetches it, its plan waits.
+        As long as such a peer has no link to a peer that has the state or fetches it, its plan waits.
         """
         holders = self._operations.present(transfer.holders)
         winner = transfer.offers.get(holders[0]) if holders else None
@@ -324,15 +326,15 @@ class StateSyncs(Kind[Transfer]):
             late = self._late_fetchers(transfer)
             while planned := [peer for peer in late if self._plan_late(transfer, peer, holders, winner)]:
                 late = [peer for peer in late if peer not in planned]
-        if late and transfer.agreed_ns is None and self._registry.is_committed:  # Before that, links are still told.
+        if late and transfer.agreed_ns is None and self._registry.is_committed:  # Until then, links are reported.
             transfer.agreed_ns = self._outbox.now_ns
         transfer.agreed_ns = transfer.agreed_ns if late else None
         self._operations.decide(transfer)
 
     def _plan_late(self, transfer: Transfer, peer: Peer, holders: list[Peer], winner: SyncSpec) -> bool:
-        """Sends a plan to a peer that never got it; False if it has no link to anybody from whom it could fetch.
+        """Sends a plan to a peer that never got it; False if it has no link to a peer that could supply it.
 
-        Others than holders are named as partial seeds: these tell what they have, be it everything.
+        Peers other than holders are named as partial seeds: partial seeds tell what they have, even if it is all.
         """
         offer = transfer.offers[peer]
         entries = entries_to_fetch(offer, winner, transfer.revision)
@@ -344,7 +346,7 @@ class StateSyncs(Kind[Transfer]):
         others = [other for other in self._operations.present(transfer.fetch) if other not in holders]
         near = self._paths.sources(peer, [*holders, *others], self._outbox.now_ns)
         suppliers = [other for other in near if transfer.has(other, entries, own)]
-        if near and not suppliers:  # Then it takes the contents of one that it reaches.
+        if near and not suppliers:  # Then it takes the contents of a peer that it reaches.
             held = {key: digest for key, digest in transfer.contents_of(near[0]).items() if key in own}
             entries = tuple(FetchEntry(entry.key, held.get(entry.key, entry.digest)) for entry in entries)
             entries = tuple(entry for entry in entries if entry.digest != own.get(entry.key))
@@ -423,7 +425,7 @@ class StateSyncs(Kind[Transfer]):
         return transfer.revision
 
     def on_ended(self, transfer: Transfer, verdict: Verdict, survivors: list[Peer]) -> None:
-        """Updates the counts, remembers the last committed sync, and refuses those that have waited for its plan."""
+        """Updates the counts, remembers the last committed sync, and answers refused peers that waited for its plan."""
         del survivors
         self._outbox.counts.syncs_committed += verdict.is_commit
         self._outbox.counts.syncs_aborted += not verdict.is_commit
@@ -437,8 +439,8 @@ class StateSyncs(Kind[Transfer]):
     def _can_finish(self, transfer: Transfer, survivors: list[Peer]) -> bool:
         """True if every fetcher may still get everything, as far as this master knows.
 
-        Who is disconnected counts for nothing: it may be lost in a moment, with its sources, and is judged once it is
-        back. Nor does who is to be refused.
+        A disconnected fetcher does not count: it may be lost in a moment, with its sources, and is judged once it is
+        back. Nor does a peer that is to be refused.
         """
         survivors = [peer for peer in survivors if peer not in transfer.refused]
         done = [peer for peer in survivors if peer in transfer.done or peer in transfer.holders]

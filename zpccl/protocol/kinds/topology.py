@@ -2,18 +2,18 @@
 
 Rounds of topology votes are numbered. A vote carries the last round that its sender knows to be complete. If the next
 round is complete, too, because a former master had answered another peer in it, the vote gets the value of that round.
-A vote for a still earlier round is from a peer that the former master had removed (History.parted), and does not get
+A vote for an even earlier round is from a peer that the former master had removed (History.parted), and does not get
 the value of another round.
 
 A pending peer that fetches state ahead does not count as a joiner until it is ready: no call reports or awaits it.
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
-admitted if it has a link to one of them, since most operations need no more (paths.py); else it stays pending. Peers of
+admitted if it has a link to one member, since most operations need no more (paths.py); else it stays pending. Peers of
 one host are admitted together, or all stay pending.
 
-optimize_topology() tells the members whether they should measure their paths, which they do after that: by all-reduces
-of data that mean nothing (zpccl/measuring.py), so what they find comes in reports, like all that is known of paths.
+optimize_topology() tells the members whether they should measure their paths. They do so afterwards, by all-reduces of
+meaningless data (zpccl/measuring.py), so the results come in reports, like all that is known of paths.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rounds(Kind[Attempt]):
                     self._outbox.answer(peer, Decision(vote.call_id, Result.SUCCESS, value=value, round=number))
 
     def evaluate(self, now_ns: int) -> None:
-        """Answers the calls for which all have voted, or which joiners have delayed long enough."""
+        """Answers the calls for which all have voted, unless they still wait for the links of joiners."""
         for function in TOPOLOGY.values():
             operation = self._operations.pending.get(Key(function))
             if operation is None:
@@ -89,7 +89,7 @@ class Rounds(Kind[Attempt]):
         ready = self._linked_joiners(joiners)
         if len(ready) < len(joiners) and not waited:
             return
-        while waited:  # Again without the hosts that cannot be admitted as a whole: others may reach nobody else.
+        while waited:  # Repeated without hosts that cannot be admitted whole: others may be linked to these only.
             ready += self._partly_linked_joiners(joiners, ready)
             whole = self._registry.whole_hosts(ready)
             if len(whole) == len(ready):
