@@ -1,9 +1,9 @@
-"""Trains a classifier of drawn digits by DDP, on the backend of zpccl: about ten seconds on CPUs.
+"""Trains a classifier of drawn digits with DDP on the zpccl backend: about ten seconds on CPUs.
 
     torchrun --nproc-per-node 2 examples/ddp_digits.py
 
-Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` it prints
-the same losses at two ranks, and saves the same weights, bit for bit. Needs torch and rich: pip install
+Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` and two
+ranks, it prints the same losses and saves the same weights, bit for bit. Needs torch and rich: pip install
 'zpccl[torch,examples]'.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import zpccl.torch  # noqa: F401, makes the backend known.
+import zpccl.torch  # noqa: F401, registers the backend.
 
 GLYPHS = (  # Five by three pixels each, row by row.
     *("111101101101111", "010110010010111", "111001111100111", "111001111001111", "101101111001001"),
@@ -28,7 +28,7 @@ SIDE = 12
 
 
 def draw(count: int, seed: int) -> TensorDataset:
-    """Digits at random places of small images, with noise."""
+    """Digits at random positions in small images, with noise."""
     random = torch.Generator().manual_seed(seed)
     glyphs = torch.tensor([[float(pixel) for pixel in glyph] for glyph in GLYPHS]).view(10, 5, 3)
     labels = torch.randint(10, (count,), generator=random)
@@ -94,7 +94,7 @@ def main() -> None:
         print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")
         if options.save:
             torch.save(model.module.state_dict(), options.save)
-    dist.barrier()  # A thread of Gloo that frees its last call while Python ends aborts the process: here all is saved.
+    dist.barrier()  # Gloo may abort a process that exits (a thread frees its last call). By then all is saved.
     dist.destroy_process_group()
 
 

@@ -2,9 +2,10 @@
 
     zpccl launch -n 3 --chaos kill=30s,join=30s -- python examples/ddp_elastic.py --epochs 60
 
-Gradients are averaged over the peers that are there, which share a batch of the same size however many they are. Each
-sample of an epoch is read once, and who joins gets weights, momentum and the place in the epoch from the others. All
-that are there at the end have the same weights, bit for bit. Needs torch and rich: pip install 'zpccl[torch,examples]'.
+Gradients are averaged over the current peers, which share a batch of about the same size whatever their number. Each
+sample of an epoch is read once. A peer that joins gets weights, momentum and the position in the epoch from the others.
+All peers that are left at the end have the same weights, bit for bit. Needs torch and rich: pip install
+'zpccl[torch,examples]'.
 """
 
 import argparse
@@ -22,11 +23,11 @@ import zpccl
 import zpccl.torch
 
 BATCH = 96
-"""Samples of a step, of all peers together."""
+"""Samples in one step, over all peers together."""
 
 
 def again(call: Callable[[], Any]) -> Any:
-    """Repeats a call of all members as often as a peer is lost in it."""
+    """Makes a call that all members make, and repeats it while peers are lost in it."""
     while True:
         try:
             return call()
@@ -41,7 +42,7 @@ def sync(comm: zpccl.Communicator, state: zpccl.SharedState) -> None:
 
 
 def agreed_members(comm: zpccl.Communicator) -> tuple[str, ...]:
-    """The members that all of them know of: who took part in a small collective."""
+    """The ids of members, equal on all members: the peers that took part in a small collective."""
     try:
         return tuple(again(lambda: comm.all_gather(torch.zeros(1))).peer_ids)
     except zpccl.TooFewPeers:
@@ -56,10 +57,10 @@ def main() -> None:
 
     torch.set_num_threads(1)  # Peers share the cores.
     images, labels = draw(options.samples, seed=1).tensors
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # DDP wants one; it is this process.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # DDP needs one: this process alone.
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for parameter in model.parameters():  # SGD would make it in its first step.
+    for parameter in model.parameters():  # SGD would make the buffer only in its first step.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     sampler = zpccl.torch.ElasticSampler(options.samples, seed=2)
     named = list(model.module.named_parameters())
@@ -80,13 +81,13 @@ def main() -> None:
                 if comm.world_size > 1:
                     sync(comm, state)
                 members, is_newcomer = agreed_members(comm), False
-                continue  # A newcomer has to look, too, whether the training is over.
+                continue  # A newcomer, too, must check whether the training is over.
             batch = torch.from_numpy(sampler.take(max(1, BATCH // len(members)), members, comm.peer_id))
             optimizer.zero_grad()
             if len(batch):
                 torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
             else:
-                (0 * model(images[:1])).sum().backward()  # Takes part, with the weight 0.
+                (0 * model(images[:1])).sum().backward()  # This peer takes part, with weight 0.
             optimizer.step()
             sampler.commit(hook.peer_ids)
             members = hook.peer_ids

@@ -1,8 +1,8 @@
 """Demonstrates fault tolerance: three peers train a language model, one is killed, a new one joins, training continues.
 
-Starts a master and three peers of diloco_text.py as processes on this machine and prints one line per outer step, as
-reported by peer 1. Succeeds (exit status 0) if the loss fell and all peers ended with the same parameters. Also plots
-loss and number of peers.
+Starts a master and three peers (diloco_text.py) as processes on this machine. Prints one line per outer step, as
+reported by peer 1. Succeeds (exit status 0) if the loss fell and all surviving peers ended with the same parameters.
+Also plots loss and number of peers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Trains the classifier of ddp_digits.py on several hosts: FSDP2 by Gloo inside each, zpccl between them. One minute.
+"""Trains the classifier of ddp_digits.py on several hosts: FSDP2 over Gloo inside each, zpccl between them. One minute.
 
     zpccl-master
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # Else Gloo may find addresses of processes that have died.
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp2_hosts.py --host one
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp2_hosts.py --host two --die-after 100
 
-Each host in a terminal of its own; ZPCCL_MASTER says where the master is. All processes of a host together hold the
-model, each its shard of every parameter. Those with the same shard, one of each host, are a peer group: they average
-its gradients and share its state. A host is admitted when all its processes are there. When one of them dies, the
-master removes the others too, so that nobody waits for them; torchrun starts them again, and they get the state from
-the other hosts. All hosts end with the same weights, bit for bit. Needs torch and rich: pip install
+Start each host in its own terminal; ZPCCL_MASTER says where the master is. The processes of a host hold the model
+together: each has its shard of every parameter. The processes with the same shard, one on each host, form a peer group:
+they average its gradients and share its state. A host is admitted when all its processes are there. When one of them
+dies, the master removes the others too, so that no other host waits for them; torchrun starts them again, and they get
+the state from the other hosts. All hosts end with the same weights, bit for bit. Needs torch and rich: pip install
 'zpccl[torch,examples]'.
 """
 
@@ -33,7 +33,7 @@ import zpccl
 
 
 def again(call: Callable[[], Any]) -> Any:
-    """Repeats a call of all members as often as a peer is lost in it; None if nobody else is left."""
+    """Makes a call that all members make, and repeats it while peers are lost in it; None if no other peer is left."""
     while True:
         try:
             return call()
@@ -44,7 +44,7 @@ def again(call: Callable[[], Any]) -> Any:
 
 
 def average(comm: zpccl.Communicator, gradients: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The mean of the shards of all hosts, and how many they are: the same for all processes of this host."""
+    """The mean of the shards of all hosts, and the number of hosts, which is equal on all processes of this host."""
     mean = torch.empty_like(gradients)
     while True:
         info = again(lambda: comm.all_reduce(gradients, mean, op=zpccl.ReduceOp.AVG))
@@ -71,7 +71,7 @@ def main() -> None:
     model = make_model()
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for parameter in model.parameters():  # SGD would make it in its first step.
+    for parameter in model.parameters():  # SGD would make the buffer only in its first step.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     step = torch.zeros(1, dtype=torch.int64)
@@ -96,7 +96,7 @@ def main() -> None:
                 again(comm.update_topology)
             again(lambda: comm.sync_shared_state(state))
             is_newcomer, hosts = False, options.hosts
-            continue  # A newcomer has to look, too, whether the training is over.
+            continue  # A newcomer, too, must check whether the training is over.
         if hosts < options.hosts:
             time.sleep(0.1)
             continue
@@ -122,7 +122,7 @@ def main() -> None:
     weights = b"".join(parameter.full_tensor().numpy(force=True).tobytes() for parameter in model.parameters())
     if rank == 0:
         print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)
-    dist.barrier()  # Who leaves takes its host along, so nobody does before all are through.
+    dist.barrier()  # A process that leaves takes its host along, so all processes finish first.
     comm.close()
     dist.destroy_process_group()
 

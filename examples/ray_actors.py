@@ -1,10 +1,11 @@
-"""Peers as actors of Ray: an actor that dies is started again by Ray, and joins the others where they are.
+"""Peers as actors of Ray: when an actor dies, Ray starts it again, and it joins the others at their current step.
 
     pip install ray
     python examples/ray_actors.py --kill     # on this machine, with one actor killed in between: half a minute
 
-On a cluster (RAY_ADDRESS) Ray spreads the actors over its nodes. Set ZPCCL_SECRET there, to what `zpccl keygen` prints:
-without it the master listens on the loopback interface only. The master is in the driver, and ends with it.
+On a cluster (RAY_ADDRESS), Ray spreads the actors over its nodes. Set ZPCCL_SECRET there to the output of
+`zpccl keygen`: without a secret, the master listens on the loopback interface only. The master is in the driver, and
+ends with it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ FEATURES = 1000
 
 
 class Peer:
-    """Learns the weights of a line from samples of its own; gradients are averaged over the actors that are there."""
+    """Learns the weights of a line from its own samples; gradients are averaged over the current actors."""
 
     def train(self, master: str, secret: str | None, steps: int, peers: int) -> tuple[int, str]:
-        """Trains until `steps` steps are done by all. Ray calls it anew in an actor that was started again.
+        """Trains until the run has taken `steps` steps. Ray calls this again in an actor that it has restarted.
 
         Returns:
-            The steps that this process has taken itself, and a digest of the weights.
+            The number of steps that this process has taken itself, and a digest of the weights.
         """
         random = np.random.default_rng()
         truth = np.linspace(-1, 1, FEATURES)
@@ -47,7 +48,7 @@ class Peer:
                     continue
                 try:
                     comm.sync_shared_state(state)
-                    # Revision and count are the same for all, and so is what they do next. world_size may not be.
+                    # Revision and sum are equal on all peers, so all take the same branch. world_size may differ.
                     if state.revision == 0 and comm.all_reduce(np.ones(1), op=zpccl.ReduceOp.SUM)[0] < peers:
                         time.sleep(0.1)
                         continue
@@ -81,11 +82,11 @@ def main() -> None:
             ray.wait(results, timeout=8)
             print("killing an actor", flush=True)
             ray.kill(actors[0], no_restart=False)
-        ray.wait(results)  # All that are there end together.
+        ray.wait(results)  # All connected actors end together.
         ended, lost = ray.wait(results, num_returns=len(results), timeout=10)
         for taken, digest in ray.get(ended):
             print(f"{taken} steps of {options.steps}, weights {digest}")
-        if lost:  # They wait for others, who do not come any more.
+        if lost:  # They wait for other actors, which have ended.
             print(f"{len(lost)} of {options.peers} actors were away when the training ended")
     ray.shutdown()
 
