@@ -1,6 +1,7 @@
-"""Checks what users give to collectives, and makes a call of it: the spec to vote for, the memory, the result.
+"""Checks the arguments of collectives and makes calls of them: the spec to vote for, the memory, the result.
 
-All of it raises InvalidArgument for what cannot be used, and PeerLost for rows of an all-to-all for too many peers.
+Every function raises InvalidArgument for an argument that cannot be used. An all-to-all raises PeerLost if it has rows
+for more peers than there are.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from zpccl.types import (
 
 @dataclass(eq=False, kw_only=True)
 class Collective(PendingCall):
-    """A collective, and what the user gets of it."""
+    """A collective, and the result that the user gets."""
 
     def info(self, world_size: int | None = None) -> ReduceInfo:
-        """What it cost. `world_size`: of one that has not succeeded."""
+        """Its statistics. `world_size`: number of members to report if it has not succeeded."""
         size = self.future.result() if world_size is None else world_size
         return ReduceInfo(size, self.tx_bytes, self.rx_bytes, self.algorithm)
 
     def result(self) -> Any:
-        """`ReduceInfo`, unless there is more to say."""
+        """`ReduceInfo`, unless a subclass returns more."""
         return self.info()
 
 
@@ -57,7 +58,7 @@ class _AllReduce(Collective):
     tensor: Any
 
     def result(self) -> Any:
-        """The tensor that receives it."""
+        """The tensor that receives the result."""
         return self.tensor
 
 
@@ -72,7 +73,7 @@ def all_reduce(
     restore: bool = True,
     count: int | None = None,
 ) -> Collective:
-    """An all-reduce. `count`: the elements that a descriptor says there are."""
+    """An all-reduce. `count`: the number of elements in the user's descriptor."""
     options = NO_QUANTIZATION if quantization is None else quantization
     if not isinstance(options, QuantizationOptions):
         raise InvalidArgument(f"quantization_options is a {type(options).__name__}, not QuantizationOptions")
@@ -90,7 +91,7 @@ def all_reduce(
         raise InvalidArgument(f"the descriptor says {count!r} elements, send has {source.count}")
     if target.place != source.place and target.overlaps(source):
         raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
-    # What is not used must be neither compared between peers nor checked.
+    # Options that are not used must be neither compared between peers nor checked.
     if options.algorithm == QuantizationAlgorithm.NONE:
         options = NO_QUANTIZATION
     else:
@@ -151,12 +152,12 @@ def barrier(tag: int) -> Collective:
 
 @dataclass(eq=False, kw_only=True)
 class _SizedByPeers(Collective):
-    """A collective that needs more or less room for its result with the peers that take part.
+    """A collective whose result has a size that depends on the number of peers that take part.
 
     Args:
         like: the user's tensor that is sent.
-        tensor: receives the result; None: a new one does.
-        world_size: members of the group now. A tensor that is too small among them is refused at once.
+        tensor: receives the result; None: a new tensor.
+        world_size: members of the group now. A tensor that is too small for so many is refused at once.
     """
 
     like: Any
@@ -171,11 +172,11 @@ class _SizedByPeers(Collective):
                 raise InvalidArgument("send and recv share a part of their memory; pass separate tensors")
             self.recv_for(self.world_size, 0)
         elif is_on_gpu(self.like):
-            # Page-locked memory takes long: made here, it does not hold up the peer's thread.
+            # Page-locked memory takes long to allocate. Made here, it does not delay the peer's thread.
             self._make(self.elements(self.world_size, 0))
 
     def elements(self, world_size: int, place: int) -> int:
-        """How many are needed among so many peers, at that place."""
+        """The number of elements of the result for one peer, by its place among all that take part."""
         raise NotImplementedError
 
     def recv_for(self, world_size: int, place: int) -> TensorView:
@@ -192,22 +193,22 @@ class _SizedByPeers(Collective):
         self._is_ours = True
 
     def received_bytes(self) -> int:
-        """What the result takes of the tensor."""
+        """Size of the result, which may be a part of the tensor."""
         return self.elements(len(self.peers), self.place) * self.send.datatype.itemsize
 
     def taken(self, *shape: int) -> Any:
-        """What the result takes of the tensor."""
+        """The part of the tensor that holds the result."""
         return first_elements(self.tensor, self.elements(len(self.peers), self.place), shape)
 
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of all who take part, and their ids."""
+        """Names and ids of all peers that take part."""
         return tuple(name for _, name in self.peers), tuple(peer_id.hex() for peer_id, _ in self.peers)
 
 
 @dataclass(eq=False, kw_only=True)
 class _AllGather(_SizedByPeers):
     def elements(self, world_size: int, place: int) -> int:
-        """A row for each."""
+        """A row for each peer."""
         del place
         return self.send.count * world_size
 
@@ -220,7 +221,7 @@ class _AllGather(_SizedByPeers):
 @dataclass(eq=False, kw_only=True)
 class _ReduceScatter(_SizedByPeers):
     def elements(self, world_size: int, place: int) -> int:
-        """A part."""
+        """The part of this peer."""
         part = part_of(self.send.count, world_size, place)
         return int(part.stop - part.start)
 
@@ -233,14 +234,14 @@ class _ReduceScatter(_SizedByPeers):
 @dataclass(eq=False, kw_only=True)
 class _AllToAll(_SizedByPeers):
     _all: Any = field(default=None, init=False)
-    """The rows of all peers for all, where they went by way of others."""
+    """The rows of all peers for all peers, if they travel through others."""
 
     def __post_init__(self) -> None:
         self.check_rows(self.world_size)
         super().__post_init__()
 
     def check_rows(self, world_size: int) -> None:
-        """Raises an error unless the tensor has one row for each of so many peers: PeerLost if it has more."""
+        """Raises an error unless the tensor has one row per peer: PeerLost if it has more, else InvalidArgument."""
         shape = tuple(self.like.shape)
         if shape and shape[0] > world_size:
             raise PeerLost(f"send has rows for {shape[0]} peers, and {world_size} are left; make new rows")
@@ -248,23 +249,23 @@ class _AllToAll(_SizedByPeers):
             raise InvalidArgument(f"send has the shape {shape}; {world_size} peers need a row each")
 
     def elements(self, world_size: int, place: int) -> int:
-        """A row from each."""
+        """A row from each peer."""
         del world_size, place
         return self.send.count
 
     def recv_for(self, world_size: int, place: int) -> TensorView:
-        """A new tensor, or the user's. Fails if a peer is lost for which there is a row."""
+        """A new tensor, or the user's. Raises PeerLost if there is a row for a lost peer."""
         self.check_rows(world_size)
         self._all = None
         return super().recv_for(world_size, place)
 
     def rows_for(self, world_size: int) -> TensorView:
-        """New memory."""
+        """New memory for the rows of all peers for all peers."""
         self._all = numpy.empty(world_size * self.send.nbytes, numpy.uint8)
         return TensorView(self._all, self._all.ctypes.data, world_size * self.send.count, self.send.datatype)
 
     def put(self) -> None:
-        """Takes the rows for this peer out of those for all."""
+        """Copies the rows for this peer out of the rows for all peers."""
         if self._all is not None:
             size = self.send.nbytes // len(self.peers)
             begin = self._all.ctypes.data + size * self.place

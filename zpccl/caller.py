@@ -1,4 +1,4 @@
-"""What all public calls share: the peer's loop, waiting for answers, and Ctrl-C."""
+"""The base of all public calls: the peer's loop, waiting for answers, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zpccl.protocol.peer import State
 
 
 class Caller:
-    """Makes calls of a peer and waits for their answers. The sub-class says who the peer is."""
+    """Makes calls of a peer and waits for their answers. The subclass holds the peer."""
 
     _loop: PeerLoop | None
     _is_closed: bool
@@ -59,41 +59,41 @@ class Caller:
         return call.result()
 
     def _answer(self, loop: PeerLoop, call: PendingCall, timeout: float | None = None) -> int:
-        """Waits for the answer of a call. One whose time is up is withdrawn, and has its answer soon after."""
+        """Waits for the answer to a call. After `timeout` seconds it withdraws the call; then the answer comes soon."""
         if not wait(call.future, timeout):
             self._give_up(loop, [call], timed_out=True)
         error = call.future.exception()
         if error is not None:
-            # An error of the loop goes to many calls, and raising writes to it: everyone gets a copy.
+            # An error of the loop goes to many calls, and raising it modifies it: each call gets a copy.
             raise copy.copy(error)
         call.store()
         return call.future.result()
 
     @contextlib.contextmanager
     def _giving_up(self, loop: PeerLoop, calls: Sequence[PendingCall]) -> Iterator[None]:
-        """Whatever interrupts the block withdraws the calls and waits until their memory is the caller's.
+        """If an exception leaves the block, withdraws the calls and waits until the caller may use their memory again.
 
-        That is Ctrl-C, the exception of any other signal handler, or one of this library, like a lack of memory.
+        The exception may be Ctrl-C, that of another signal handler, or one of this library, such as a lack of memory.
         """
         try:
             yield
         except BaseException as error:
             if isinstance(error, InternalError):
-                raise  # The thread of the peer hangs, which has been waited for, or has ended.
+                raise  # The thread of the peer has ended, or hangs, and this thread has waited for it already.
             try:
                 if not all(call.future.done() for call in calls):
                     self._give_up(loop, calls, timed_out=False)
             except InternalError:
                 raise
-            except BaseException:  # noqa: BLE001 - The user is in a hurry; the first exception is raised.
+            except BaseException:  # noqa: BLE001 - A second Ctrl-C: close at once, and raise the first exception.
                 loop.close()
             raise
 
     def _give_up(self, loop: PeerLoop, calls: Sequence[PendingCall], *, timed_out: bool) -> None:
-        """Withdraws calls and waits until the memory is the caller's again, which takes WITHDRAW_TIMEOUT at most.
+        """Withdraws calls and waits until the caller may use their memory again: WITHDRAW_TIMEOUT at most.
 
         Raises:
-            InternalError: the thread of the peer does not answer any more.
+            InternalError: the thread of the peer no longer answers.
         """
         for call in calls:
             loop.withdraw(call, timed_out=timed_out)
@@ -104,7 +104,7 @@ class Caller:
 
 
 def wait(future: Answer[Any], timeout: float | None) -> bool:
-    """True once the future is done; False when the time is up. Wakes at times, for signals."""
+    """True once the future is done; False after the timeout. Wakes up regularly, to handle signals."""
     deadline = None if timeout is None else time.monotonic() + timeout
     interval = limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND
     while not future.done():
@@ -116,12 +116,12 @@ def wait(future: Answer[Any], timeout: float | None) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """True for a real number of any type, numpy's among them."""
+    """True for a real number of any type, including numpy's."""
     return isinstance(value, numbers.Real)
 
 
 def checked_int(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """A checked argument: a whole number of any type, but neither True nor False."""
+    """A checked argument: an integer of any type, but neither True nor False."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -133,9 +133,10 @@ def checked_int(value: Any, name: str, least: int, most: int | None = None) -> i
 
 
 def is_member(value: Any, kind: type[enum.IntEnum]) -> bool:
-    """True for a member of an enum, or the number of one.
+    """True for a member of the enum, or the number of one.
 
-    Not for those of other enums, which count otherwise: torch.distributed.ReduceOp.MIN has the number of our MAX.
+    False for members of other enums, which number them differently: torch.distributed.ReduceOp.MIN has the number of
+    our MAX.
     """
     if isinstance(value, kind):
         return True

@@ -1,7 +1,7 @@
 """The collectives of the public API, as methods that `Communicator` inherits, and their handles.
 
-All make the same promises: all survivors have one outcome, a failed call leaves its inputs as they were, nobody gets a
-result that others have otherwise. `arguments.py` checks what the user gives; `Caller` waits.
+All make the same promises: all survivors have one outcome, a failed call leaves its inputs as they were, and no peer
+gets a result that differs from another peer's. `arguments.py` checks the arguments; `Caller` waits.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class AsyncReduceHandle:
     @property
     @public
     def result(self) -> Any:
-        """What the blocking call would have returned (of all-reduces: the tensor).
+        """The return value of the blocking call; for an all-reduce, the tensor.
 
         Raises:
-            InvalidUsage: there is none: the collective has not ended, or failed.
+            InvalidUsage: there is no result: the collective has not ended, or it failed.
         """
         if not self._has_succeeded():
             raise InvalidUsage("there is no result; wait() for it, and look whether it succeeded")
@@ -51,10 +51,10 @@ class AsyncReduceHandle:
     @property
     @public
     def peer_ids(self) -> tuple[str, ...]:
-        """The `Communicator.peer_id` of all who took part, in order; the same on all of them.
+        """The sorted `Communicator.peer_id` of all peers that took part; the same on all of them.
 
         Raises:
-            InvalidUsage: the collective has not ended, or failed.
+            InvalidUsage: the collective has not ended, or it failed.
         """
         if not self._has_succeeded():
             raise InvalidUsage("nobody has taken part yet; wait() for it, and look whether it succeeded")
@@ -68,7 +68,7 @@ class AsyncReduceHandle:
             timeout: seconds after which the collective is given up.
 
         Returns:
-            Whether it succeeded, its `Result` as an int, and what it cost. Never raises for a collective that failed.
+            True if it succeeded, its `Result` as an int, and its statistics. A collective that failed raises nothing.
 
         Raises:
             InvalidArgument: the timeout is not a number of seconds.
@@ -84,25 +84,26 @@ class AsyncReduceHandle:
         return True, int(Result.SUCCESS), self._call.info()
 
     def done(self) -> bool:
-        """True once the collective has ended, with success or not: the tensors are the caller's again.
+        """True once the collective has succeeded or failed; the caller may then use the tensors again.
 
-        A tensor on a GPU has the result once `wait` has returned.
+        A tensor on a GPU holds the result only after `wait` has returned.
         """
         return self._call.future.done()
 
     @public
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Has `callback` called once the collective has ended; at once, by the caller, if it has already.
+        """Calls `callback` once the collective has ended; if it has ended already, at once, in the caller's thread.
 
-        Else the thread that answers all calls of this communicator runs it. So it must return at once: it may wake
-        another thread, but neither wait nor call the communicator. An exception that it raises is logged.
+        Otherwise the thread that answers all calls of this communicator runs the callback, so it must return at once:
+        it may wake another thread, but must neither wait nor call the communicator. An exception that it raises is
+        logged.
 
         Raises:
-            InvalidArgument: it cannot be called.
+            InvalidArgument: the callback is not callable.
         """
         if not callable(callback):
             raise InvalidArgument(f"a {type(callback).__name__} cannot be called; give a function without arguments")
-        loop = self._loop  # The call refers to its callbacks: if they referred to the handle, it would stay for long.
+        loop = self._loop  # The call keeps its callbacks: if they referred to the handle, it would live too long.
 
         def call(_: object) -> None:
             try:
@@ -110,7 +111,7 @@ class AsyncReduceHandle:
             except BaseException as error:
                 if not isinstance(error, Exception) and not loop.is_own_thread():
                     raise
-                logger.exception("the callback of a collective failed")  # Others wait for this thread.
+                logger.exception("the callback of a collective failed")  # Other calls need this thread.
 
         self._call.future.add_done_callback(call)
 
@@ -124,7 +125,7 @@ class AsyncReduceHandle:
 
 
 class Collectives(Caller):
-    """What a communicator can do with tensors: the collectives, and a barrier."""
+    """The operations of a communicator on tensors: the collectives, and a barrier."""
 
     @public
     def all_reduce(
@@ -142,31 +143,31 @@ class Collectives(Caller):
     ) -> Any:
         """Combines the tensors of all members of the group. All of them must call it with the same `tag`.
 
-        If it fails, `send` is as it was before the call, bit for bit, in place too. The contents of a separate `recv`
+        If it fails, `send` is as it was before the call, bit for bit, also in place. The contents of a separate `recv`
         are undefined after a failure.
 
         Args:
             send: contiguous numpy array or torch tensor of any shape, on the CPU or a GPU.
-            recv: receives the result: a tensor of as many elements of the same dtype, `send` itself for in place, or
-                None for a new tensor, which is then returned.
+            recv: receives the result: a tensor with the same dtype and number of elements, `send` itself to reduce in
+                place, or None for a new tensor, which is then returned.
             op: how elements are combined.
-            tag: tells collectives apart that run at the same time.
-            operand_descriptor: what the elements are; taken from the tensor if left out.
+            tag: tells apart collectives that run at the same time.
+            operand_descriptor: type of the elements; taken from the tensor if left out.
             quantization_options: how to make floating-point tensors smaller on the wire.
             timeout: seconds after which the call is given up.
-            restore: False leaves a failed in-place buffer undefined, for speed.
-            algorithm: "auto", "ring" or "direct" (see `Algorithm`), the same on all peers. Where two peers do not reach
-                each other a ring is used all the same; the info says what was.
+            restore: False leaves the buffer of a failed in-place call undefined, for speed.
+            algorithm: "auto", "ring" or "direct" (see `Algorithm`), the same on all peers. If the links do not allow
+                it, the master plans another algorithm; the info names the one that ran.
 
         Returns:
             `ReduceInfo`; the new tensor if `recv` is None.
 
         Raises:
             PeerLost: a peer was lost; call again.
-            TooFewPeers: alone in the group, or fewer than `min_world_size` are in it.
+            TooFewPeers: alone in the group, or the group has fewer members than `min_world_size`.
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            InvalidArgument, InvalidUsage: the call is not allowed with these arguments, or now; the error says why.
         """
         call = arguments.all_reduce(
             send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore
@@ -189,15 +190,15 @@ class Collectives(Caller):
     ) -> AsyncReduceHandle:
         """Like `all_reduce`, but returns at once. Many may be in flight, each with its own tag.
 
-        That is 1,024 calls of all kinds in a group of 64 members or less, 65,536 / members in larger ones.
+        The limit is 1,024 calls of all kinds in a group of up to 64 members, and 65,536 / members in a larger group.
 
-        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread. Waits
-        until a tensor on a GPU is copied to memory of the host.
+        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread. If
+        `send` is on a GPU, the call waits until it is copied to host memory.
 
         Raises:
             TooFewPeers: alone in the group.
-            InvalidArgument: the arguments do not allow the call; the error says why.
-            InvalidUsage: not connected, or closed. All other errors are those of the handle.
+            InvalidArgument: the call is not allowed with these arguments; the error says why.
+            InvalidUsage: not connected, or closed. The handle reports all other errors.
         """
         call = arguments.all_reduce(
             send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore
@@ -210,25 +211,25 @@ class Collectives(Caller):
     ) -> ReduceInfo:
         """Sends the root's tensor to all members of the group, in place. All of them must call it with the same `tag`.
 
-        The root says that it is: ranks change with the members, and names need not be unique, so a root that is named
-        by others may be somebody else by the time of the call. If just one peer does not say so, all are told. A root
-        that is lost is nobody's root: in the next call another peer must say that it is.
+        The root declares itself, because the others cannot name it reliably: ranks change with the members, and names
+        need not be unique. If not exactly one peer is the root, the call fails on all. When the root is lost, another
+        peer must be the root of the next call.
 
         If it fails, the tensors are as they were before the call, bit for bit.
 
         Args:
-            tensor: contiguous numpy array or torch tensor, of as many elements of the same dtype on all peers. Its
-                shape is this peer's own business. Read on the root, written on the others.
+            tensor: contiguous numpy array or torch tensor, with the same dtype and number of elements on all peers.
+                Shapes may differ between peers. The root's is read, the others' are written.
             is_root: True on the one peer whose tensor is sent.
-            tag: tells collectives apart that run at the same time.
+            tag: tells apart collectives that run at the same time.
             timeout: seconds after which the call is given up.
-            restore: False leaves the buffer of a failed broadcast undefined, for speed and memory: else the receivers
-                need a workspace of the tensor's size.
+            restore: False leaves the buffer of a failed broadcast undefined, for speed and memory: with True the
+                receivers need a workspace of the tensor's size.
 
         Raises:
-            PeerLost: a peer was lost; call again, with another root if that is the one.
-            CollectiveMismatch: peers gave different arguments; `field` is "is_root" where not just one is the root.
-            PCCLError: others, as by `all_reduce`.
+            PeerLost: a peer was lost; call again, with another root if the root was lost.
+            CollectiveMismatch: peers gave different arguments; `field` is "is_root" if not exactly one is the root.
+            PCCLError: other errors, as in `all_reduce`.
         """
         info: ReduceInfo = self._run(arguments.broadcast(tensor, is_root, tag, restore), timeout)
         return info
@@ -240,25 +241,25 @@ class Collectives(Caller):
 
     @public
     def all_gather(self, send: Any, recv: Any = None, *, tag: int = 0, timeout: float | None = None) -> GatherResult:
-        """Gives everybody the tensors of all members of the group. All of them must call it with the same `tag`.
+        """Gives every member the tensors of all members of the group. All of them must call it with the same `tag`.
 
-        Rows are in order of peer ids, not of ranks: ranks change when a path breaks, ids never. So a row stays where it
-        is while the same peers take part, all peers get the same bits, and the parts of `reduce_scatter` have the same
-        order. The result says whose each row is. `send` is only read.
+        Rows are in order of peer ids, not of ranks: ranks change when a path breaks, ids never do. So the order of rows
+        stays the same while the same peers take part, all peers get the same bits, and the parts of `reduce_scatter`
+        have the same order. The result names the peer of each row. `send` is only read.
 
         Args:
-            send: contiguous numpy array or torch tensor, of as many elements of the same dtype on all peers.
-            recv: receives the rows, one after the other: a tensor of the same dtype with `world_size` times the
-                elements of `send`, or more; of these the first are written. Undefined after a failure. None makes a
-                new tensor.
-            tag: tells collectives apart that run at the same time.
+            send: contiguous numpy array or torch tensor, with the same dtype and number of elements on all peers.
+            recv: receives the rows, one after the other: a tensor of the same dtype with at least `world_size` times
+                the elements of `send`; the rows fill its first elements. Undefined after a failure. None makes a new
+                tensor.
+            tag: tells apart collectives that run at the same time.
             timeout: seconds after which the call is given up.
 
         Returns:
-            The rows, as a view of `recv` where that is given, and whose they are.
+            The rows, as a view of `recv` if that is given, and the peer of each row.
 
         Raises:
-            PCCLError: as by `all_reduce`.
+            PCCLError: as in `all_reduce`.
         """
         result: GatherResult = self._run(arguments.all_gather(send, recv, tag, self._world_size()), timeout)
         return result
@@ -272,27 +273,27 @@ class Collectives(Caller):
     def all_to_all(self, send: Any, recv: Any = None, *, tag: int = 0, timeout: float | None = None) -> GatherResult:
         """Sends one row of a tensor to each member of the group. All of them must call it with the same `tag`.
 
-        Rows are in order of peer ids (`Communicator.peer_ids`), as those of `all_gather`: row i of `send` goes to peer
-        i, and row i of the result comes from peer i. `send` is only read.
+        Rows are in order of peer ids (`Communicator.peer_ids`), as in `all_gather`: row i of `send` goes to peer i, and
+        row i of the result comes from peer i. `send` is only read.
 
-        Where two members have no data connection, the rows go by way of others as in an `all_gather`: each peer gets
-        those for all, in memory of `world_size` times the size of `send`, and keeps its own. Each peer has another
-        result, so there are no digests to compare: see `reduce_scatter` for what is verified.
+        If two members have no data connection, the rows travel through other members, as in an `all_gather`: each peer
+        receives all rows, in memory of `world_size` times the size of `send`, and keeps its own. Each peer has a
+        different result, so there are no digests to compare: `reduce_scatter` says what is verified.
 
         Args:
-            send: contiguous numpy array or torch tensor with one row for each member, of shape `(world_size, ...)`;
-                as many elements of the same dtype on all peers.
-            recv: receives the rows: a tensor of the same dtype with the elements of `send`, or more; of these the first
-                are written. Undefined after a failure. None makes a new tensor.
-            tag: tells collectives apart that run at the same time.
+            send: contiguous numpy array or torch tensor with one row for each member, of shape `(world_size, ...)`,
+                with the same dtype and number of elements on all peers.
+            recv: receives the rows: a tensor of the same dtype with at least the elements of `send`; the rows fill its
+                first elements. Undefined after a failure. None makes a new tensor.
+            tag: tells apart collectives that run at the same time.
             timeout: seconds after which the call is given up.
 
         Returns:
-            The rows, in the shape of `send` and as a view of `recv` where that is given, and whose they are.
+            The rows, in the shape of `send` and as a view of `recv` if that is given, and the peer of each row.
 
         Raises:
-            PeerLost: a peer was lost, perhaps before all had called; call again with rows for those who are left.
-            PCCLError: as by `all_reduce`.
+            PeerLost: a peer was lost, perhaps before all had called; call again with rows for the remaining members.
+            PCCLError: as in `all_reduce`.
         """
         result: GatherResult = self._run(arguments.all_to_all(send, recv, tag, self._world_size()), timeout)
         return result
@@ -313,34 +314,33 @@ class Collectives(Caller):
         operand_descriptor: ReduceOperandDescriptor | None = None,
         timeout: float | None = None,
     ) -> ScatterResult:
-        """Combines the tensors of all members of the group and gives each of them one part of the result.
+        """Combines the tensors of all members of the group and gives each member one part of the result.
 
-        All of them must call it with the same `tag`. The flattened tensor is cut into one part a peer, in order of peer
-        ids as the rows of `all_gather`; the first `count % world_size` parts are one element longer. The result says
-        which part this peer has. If a peer is lost, all survivors lose the call and try again, and the parts are cut
-        anew. `send` is only read.
+        All of them must call it with the same `tag`. The flattened tensor is cut into one part per peer, in order of
+        peer ids like the rows of `all_gather`; the first `count % world_size` parts are one element longer. The result
+        says which part this peer has. If a peer is lost, the call fails on all survivors; when they call again, the
+        tensor is cut into new parts. `send` is only read.
 
-        Each part is made by the peer that gets it, and by no other: so there is no second copy whose digest could be
-        compared with it, as all other collectives do. What is verified: that all gave the same arguments, that what
-        travels is undamaged, and that all survivors get their parts or none does. What is not: that a part is right
-        where the memory or the arithmetic of a peer is faulty. What passes through on its way to others takes memory,
-        with three or more peers up to the size of the tensor; for AVG of 8-bit integers four times that, of wider ones
-        but those of 64 bits twice.
+        Only the peer that gets a part computes it, so there is no second copy to compare digests with, as in other
+        collectives. It is verified that all peers gave the same arguments, that the data arrived undamaged, and that
+        either all survivors get their parts or none does. It is not verified that a part is right: a peer's memory or
+        arithmetic may be faulty. Data on its way to other peers takes memory: with three or more peers, up to the size
+        of the tensor; for AVG of 8-bit integers four times that, of 16-bit and 32-bit integers twice.
 
         Args:
             send: contiguous numpy array or torch tensor of any shape.
-            recv: receives the part: a tensor of the same dtype with the elements of the longest part, or more; of
-                these the first are written. Undefined after a failure. None makes a new tensor.
+            recv: receives the part: a tensor of the same dtype with at least the elements of the longest part; the part
+                fills its first elements. Undefined after a failure. None makes a new tensor.
             op: how elements are combined.
-            tag: tells collectives apart that run at the same time.
-            operand_descriptor: what the elements are; taken from the tensor if left out.
+            tag: tells apart collectives that run at the same time.
+            operand_descriptor: type of the elements; taken from the tensor if left out.
             timeout: seconds after which the call is given up.
 
         Returns:
-            The part, in one dimension and as a view of `recv` where that is given, and where it belongs.
+            The part, in one dimension and as a view of `recv` if that is given, and its place in the tensor.
 
         Raises:
-            PCCLError: as by `all_reduce`.
+            PCCLError: as in `all_reduce`.
         """
         call = arguments.reduce_scatter(send, recv, op, tag, operand_descriptor, self._world_size())
         result: ScatterResult = self._run(call, timeout)
@@ -361,46 +361,46 @@ class Collectives(Caller):
 
     @public
     def barrier(self, *, tag: int = 0, timeout: float | None = None) -> ReduceInfo:
-        """Waits until all members of the group have called it with the same `tag`. No data is moved.
+        """Waits until all members of the group have called it with the same `tag`. Moves no data.
 
-        A member that is lost is waited for no more. Nobody returns from it before all who take part have called it,
-        and if one does, all survivors do.
+        It does not wait for lost members. No peer returns from it before all that take part have called it, and if one
+        returns, all survivors do.
 
         Args:
-            tag: tells collectives apart that run at the same time.
+            tag: tells apart collectives that run at the same time.
             timeout: seconds after which the call is given up; the others go on waiting for this peer.
 
         Raises:
-            PCCLError: as by `all_reduce`.
+            PCCLError: as in `all_reduce`.
         """
         info: ReduceInfo = self._run(arguments.barrier(tag), timeout)
         return info
 
     @public
     def barrier_async(self, *, tag: int = 0) -> AsyncReduceHandle:
-        """Like `barrier`, but returns at once: this peer has come, and learns by the handle when all have."""
+        """Like `barrier`, but returns at once: this peer has called, and the handle is done when all others have."""
         return self._launch(arguments.barrier(tag))
 
     @public
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, algorithm: str = "auto"
     ) -> ReduceInfo:
-        """Reduces several tensors and tries again what failed, until all have succeeded. All members must call it.
+        """Reduces several tensors, and retries those that lost a peer until all succeed. All members must call it.
 
         Args:
-            descriptors: what to reduce; tags must differ.
+            descriptors: the tensors to reduce; tags must differ.
             max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
                 each takes longer than reducing it, so all members vote for many of them at once, up to half of the
-                calls that a peer may have in flight (1,024 in a group of 64 or less, 65,536 / members in larger ones).
-            algorithm: of all of them: "auto", "ring" or "direct", as in `all_reduce`.
+                calls that a peer may have in flight (see `all_reduce_async`).
+            algorithm: the algorithm of all of them: "auto", "ring" or "direct", as in `all_reduce`.
 
         Returns:
-            World size of the last, and bytes of all together.
+            World size of the last one, and the bytes of all together.
 
         Raises:
-            TooFewPeers: the group is down to one, or to fewer than `min_world_size`.
+            TooFewPeers: the group has shrunk to one member, or to fewer than `min_world_size`.
             CollectiveMismatch: peers gave different arguments.
-            InvalidArgument, InvalidUsage: the arguments, or the moment, do not allow the call; the error says why.
+            InvalidArgument, InvalidUsage: the call is not allowed with these arguments, or now; the error says why.
         """
         max_in_flight = checked_int(max_in_flight, "max_in_flight", 1)
         if not isinstance(descriptors, Iterable):
@@ -440,10 +440,10 @@ class Collectives(Caller):
 
 
 def _wait_with_retry(loop: PeerLoop, calls: list[Collective]) -> None:
-    """Waits until all have ended, with anything but the loss of a peer: those are begun again, in their place.
+    """Waits until all calls have ended, and begins a call again, in its place, as often as it loses a peer.
 
-    All members wait for theirs in the same order and pass none that is to be tried again. So they meet at each, though
-    their windows may end elsewhere, where the group has shrunk meanwhile.
+    All members wait for their calls in the same order and pass none that must be repeated. So they meet at each call,
+    even if their windows end at different calls because the group has shrunk meanwhile.
     """
     for place in range(len(calls)):  # To the last: an error of one must not leave the memory of another in use.
         wait(calls[place].future, None)
@@ -462,9 +462,9 @@ def _is_to_retry(call: Collective) -> bool:
 def _windows(
     calls: Sequence[Collective], max_in_flight: int, window_max: Callable[[], int]
 ) -> Iterator[list[Collective]]:
-    """Splits collectives, in order, into those to begin together: of `window_max` at most.
+    """Splits collectives, in order, into windows of at most `window_max` that begin together.
 
-    That leaves half of the calls that a peer may have to the user's other threads.
+    Half of the calls that a peer may have in flight stay free for the user's other threads.
     """
     window: list[Collective] = []
     large_count = 0

@@ -1,9 +1,9 @@
 """The public API: one `Communicator` a process and peer group.
 
 A communicator may be used from several threads. Blocking calls release the GIL while they wait, and Ctrl-C ends them:
-the call is withdrawn from the run first, so that no thread touches the caller's memory after it. Where no master says
-in time what has become of the call, it ends all the same, and the peer stays a member. A new call may then have to wait
-until a master has settled the old one: one of the same tag, or one that may not run beside it.
+the peer first withdraws the call from the run, so that no thread touches the caller's memory afterwards. If no master
+decides the call in time, it ends anyway, and the peer stays a member. A new call with the same tag, or one that may not
+run at the same time, may then have to wait until a master has decided the old one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from zpccl.types import Attribute, ReduceOp, SharedStateSyncInfo, SharedStateSyn
 __all__ = ["AsyncReduceHandle", "Communicator"]
 
 _loops: Living[PeerLoop] = Living()
-os.register_at_fork(after_in_child=_loops.clear)  # The runs are the parent's.
+os.register_at_fork(after_in_child=_loops.clear)  # The runs belong to the parent.
 
 
 @atexit.register
@@ -71,39 +71,41 @@ class Communicator(Collectives):
     """Takes part in a run.
 
     Args:
-        address: of the master, "host:port"; ZPCCL_MASTER if left out. Several, "a:48148,b:48148", name standbys: the
-            first leads; when it is gone, a quorum of the members moves to another. The same list for all peers.
+        address: address of the master, "host:port"; ZPCCL_MASTER if left out. A list, "a:48148,b:48148", adds standbys:
+            the first master leads; when it is gone, a quorum of the members moves to another. All peers pass the same
+            list.
         peer_group: peers of one group reduce and share state among themselves; 0 to 2**32 - 1.
         p2p_connection_pool_size: the same as `connections`.
-        connections: TCP connections to each other peer, 1 to 128 (ZPCCL_CONNECTIONS). 0 or left out: 4 near by;
-            far away 16 where this host's congestion control is BBR, else 64, and up to 128 once it shows that losses
-            limit these. The peer that dials decides: mostly the one that came later.
-        advertise: "host" or "host:port" where others reach this peer, beside its interfaces (ZPCCL_ADVERTISE).
+        connections: TCP connections to each other peer, 1 to 128 (ZPCCL_CONNECTIONS). 0 or left out: 4 to a near peer.
+            To a far peer: 16 if this host's congestion control is BBR, otherwise 64, and up to 128 when packet losses
+            turn out to limit these. The peer that dials decides, which is mostly the one that joined later.
+        advertise: "host" or "host:port" where others reach this peer, in addition to the addresses of its interfaces
+            (ZPCCL_ADVERTISE).
         listen: "host:port" or "host:first-last" to listen on for other peers (ZPCCL_LISTEN).
-        name: what this peer is called in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).
-        heartbeat_timeout: seconds after which a silent master is taken to be away.
-        master_timeout: seconds that calls wait for a master that is away.
+        name: name of this peer in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).
+        heartbeat_timeout: seconds of silence after which the peer treats the master as unreachable.
+        master_timeout: seconds that calls wait for an unreachable master.
         secret: text from `zpccl keygen`: the secret of the run, or this peer's private key (ZPCCL_SECRET, or the file
-            that ZPCCL_SECRET_FILE names). Without one, so must be the master.
-        master_key: public key of the master, where `secret` is a private key (ZPCCL_MASTER_KEY).
+            that ZPCCL_SECRET_FILE names). If left out, the master must have no secret either.
+        master_key: public key of the master, if `secret` is a private key (ZPCCL_MASTER_KEY).
         encrypt: whether tensors and state travel encrypted (ZPCCL_ENCRYPT: 1 or 0), the same for all peers of a run.
-            True needs a secret, and PyNaCl, the extra `secure`. False: connections are only authenticated. Left out:
-            True with a secret.
-        upload_limit: bytes a second at most that this peer sends of shared state, 1 MiB or more, so that state for
-            newcomers leaves room for training (ZPCCL_UPLOAD_LIMIT). Left out: no limit.
-        host_size: peers of this host, if they come and go together: connect() returns once all have called it and the
-            members have admitted all, and once one is lost or leaves, the others are removed. Who waits ten minutes for
-            others of its host to come raises `HostIncomplete`. For training in which the processes of a host depend on
-            each other, each in a peer group of its own. 0 or 1: this peer is by itself.
-        host: what names the host of `host_size` peers; the hostname if left out.
-        min_world_size: collectives among fewer members fail with `TooFewPeers`, and change nothing, the same for all
-            peers of a group. 0 or left out: two are enough. It does not concern the shared state.
-        local_sockets: whether peers of one host, which share its network namespace, use Unix-domain sockets and shared
-            memory between themselves, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
+            True needs a secret and PyNaCl (the extra `secure`). False: connections are only authenticated. Left out:
+            True if there is a secret.
+        upload_limit: limit, in bytes per second, on the shared state that this peer sends; 1 MiB or more
+            (ZPCCL_UPLOAD_LIMIT). It leaves bandwidth for training while newcomers fetch state. Left out: no limit.
+        host_size: number of peers of this host that join and leave together: connect() returns when all have called it
+            and the members have admitted all of them. When one is lost or leaves, the master removes the others. A peer
+            that waits ten minutes for others of its host raises `HostIncomplete`. Use it if the processes of a host
+            depend on each other, each in its own peer group. 0 or 1: this peer joins and leaves alone.
+        host: name of the host of the `host_size` peers; the hostname if left out.
+        min_world_size: collectives among fewer members fail with `TooFewPeers` and change nothing. The same for all
+            peers of a group. 0 or left out: two members are enough. It does not apply to the shared state.
+        local_sockets: whether peers on one host, in the same network namespace, use Unix-domain sockets and shared
+            memory between them, which cost less than TCP (ZPCCL_LOCAL_SOCKETS: 1 or 0). Left out: True.
 
     Raises:
-        InvalidArgument: an argument that can never be right, `encrypt=True` without a secret, or a secret without
-            PyNaCl and without `encrypt=False`.
+        InvalidArgument: an argument is never valid; or `encrypt=True` without a secret; or a secret without PyNaCl and
+            without `encrypt=False`.
     """
 
     @public
@@ -156,7 +158,7 @@ class Communicator(Collectives):
         self._local_sockets, _ = read_switch(local_sockets, "local_sockets")
 
     def __enter__(self) -> Communicator:
-        """Connects, unless that is done already."""
+        """Connects, unless this peer is connected already."""
         if self._loop is None or self._is_closed or self._loop.view.state is State.CLOSED:
             self.connect()
         return self
@@ -187,22 +189,23 @@ class Communicator(Collectives):
     ) -> None:
         """Registers with the master and waits until the members admit this peer.
 
-        The first peer of a run is admitted at once; later ones when all members call `update_topology`.
+        The master admits the first peer of a run at once, and later peers when all members call `update_topology`.
 
         Args:
-            n_attempts: tries to reach each master, with growing pauses. Where nobody listens, 5 take 1.5 s, and beyond
-                10 each takes 0.6 s; where a connection is not answered, each takes 3 s, and 6 s with the name of a
-                host, of which an address of IPv6 and one of IPv4 are tried.
-            prefetch: is fetched, while the members go on, from those that offer it (`offer_state`), checked, and given
-                the revision of the offer. Members do not wait for this peer meanwhile, and are not told of it. Where
-                nobody offers anything, or not in time, it is left as it is, and the next `sync_shared_state` fetches
-                it. That one must follow in any case: it fetches what has changed since.
+            n_attempts: tries to reach each master, with growing pauses. If nobody listens there, 5 tries take 1.5 s,
+                and each try beyond 10 takes 0.6 s. If a connection is not answered, each try takes 3 s, or 6 s
+                for a host name, which is tried with one IPv6 and one IPv4 address.
+            prefetch: a state to fetch before admission, from the members that offer it (`offer_state`), while they go
+                on. It is verified and gets the revision of the offer. Meanwhile the members neither wait for this peer
+                nor hear of it. If nobody offers a state, or not in time, `prefetch` stays as it is (except perhaps
+                tensors with `allow_content_inequality`), and the next `sync_shared_state` fetches everything. Call that
+                sync in any case: it fetches what has changed since.
             prefetch_timeout: seconds after which the prefetch is given up.
 
         Raises:
-            MasterUnreachable: nobody answers there as a master of this version.
+            MasterUnreachable: no master of this version answers at the address.
             AuthenticationFailed: the secret or key is not that of the run, or only one side has one.
-            PeerUnreachable: no data connection to a member could be made.
+            PeerUnreachable: this peer could make no data connection to a member.
             InvalidUsage: connected already, or closed.
         """
         n_attempts = checked_int(n_attempts, "n_attempts", 1)
@@ -220,9 +223,9 @@ class Communicator(Collectives):
                 if self._loop is not None:
                     if self._loop.view.state is not State.CLOSED:
                         raise InvalidUsage("connected already")
-                    self._loop.close()  # Waits for its end, so that its port is free.
+                    self._loop.close()  # Waits until the loop has ended, so that its port is free.
                 for dropped in [each for each in _loops.all() if each.is_dropped]:  # The same for these.
-                    dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # Then only its port may be missing.
+                    dropped.close(timeout_ns=limits.PEER_LOOP_TIMEOUT_NS)  # After a timeout its port may not be free.
                 loop = self._loop = self._make_loop(is_ready=prefetch is None)
                 if self._is_closed:
                     raise InvalidUsage("the communicator was closed meanwhile")
@@ -234,7 +237,7 @@ class Communicator(Collectives):
                 self._answer(loop, call)
         except BaseException:
             if loop is not None:
-                loop.abandon()  # Ctrl-C came before its thread was to begin: the next connect() makes another one.
+                loop.abandon()  # Ctrl-C came before the loop's thread began: the next connect() makes a new loop.
             raise
 
     def _fetch_ahead(
@@ -246,7 +249,7 @@ class Communicator(Collectives):
         regions: Mapping[str, Region],
         deadline_ns: int,
     ) -> None:
-        """Connects, and fetches what members offer until it is here, or this peer is admitted or cannot be."""
+        """Connects, and fetches what members offer until all of it is here, or until the connect call has ended."""
         reporter = ProgressReporter("prefetch", self._on_progress)
         prefetch = loop.offers.make_prefetch(
             regions, _free_keys(state), state.digest_kind, deadline_ns, reporter.update
@@ -257,7 +260,7 @@ class Communicator(Collectives):
             if prefetch.run() is not None:
                 reporter.end()
         finally:
-            if prefetch.revision is not None:  # The interrupt may have come too late: the tensors have been written.
+            if prefetch.revision is not None:  # The tensors have been written, even if an interrupt came after that.
                 state.revision = prefetch.revision
             loop.offers.end_prefetch()
             loop.be_ready()
@@ -276,7 +279,7 @@ class Communicator(Collectives):
             host_size=self._host[1],
             master_timeout_ns=self._master_timeout_ns,
         )
-        with contextlib.ExitStack() as on_failure:  # Who keeps the error keeps the sockets, and their port.
+        with contextlib.ExitStack() as on_failure:  # A kept exception would keep the sockets open.
             listener = on_failure.enter_context(listen_on_first_free(*self._listen))
             local_listener = None if self._local_sockets is False else listen_locally(peer_id)
             if local_listener is not None:
@@ -302,13 +305,13 @@ class Communicator(Collectives):
     def close(self) -> None:
         """Leaves the run: the others go on without this peer at once. Calls in flight fail. May be called twice."""
         if self._pid != os.getpid():
-            return  # The run is the parent's.
+            return  # The run belongs to the parent.
         with self._lock:
             loop, self._is_closed = self._loop, True
         if loop is not None:
             loop.offers.withdraw()
             loop.close()
-            loop.offers.withdraw()  # What another thread has offered meanwhile.
+            loop.offers.withdraw()  # Another thread may have made an offer meanwhile.
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -323,12 +326,12 @@ class Communicator(Collectives):
 
     @property
     def peer_id(self) -> str:
-        """What names this peer in results, in hexadecimal; no other has it. Empty before `connect`."""
+        """The unique id of this peer, as in results, in hexadecimal. Empty before `connect`."""
         return self._loop.options.peer_id.hex() if self._loop is not None else ""
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
-        """The `peer_id` of each member of this peer's group, in the order of rows and parts. It does not tell ranks."""
+        """The `peer_id` of each member of this peer's group, in the order of rows and parts, not in order of ranks."""
         return tuple(sorted(peer_id.hex() for peer_id, _, _ in self._group_members()))
 
     @property
@@ -338,12 +341,12 @@ class Communicator(Collectives):
 
     @property
     def epoch(self) -> int:
-        """Number of the member list; it grows at every admission and loss, and where a deadlock is ended."""
+        """Number of the member list; it grows at every admission and loss, and when the master ends a deadlock."""
         return self._loop.view.epoch if self._loop is not None else 0
 
     @property
     def min_world_size(self) -> int:
-        """Members of the group that a collective needs."""
+        """The number of members that a collective needs in the group."""
         return max(self._min_world_size, 2)
 
     @property
@@ -384,7 +387,7 @@ class Communicator(Collectives):
 
     @public
     def are_peers_pending(self) -> bool:
-        """True if peers wait to be admitted. All members of all groups must call it; all get the same answer.
+        """True if peers wait for admission. All members of all groups must call it; all get the same answer.
 
         Collectives may be in flight meanwhile.
 
@@ -395,10 +398,11 @@ class Communicator(Collectives):
 
     @public
     def optimize_topology(self) -> None:
-        """Measures paths that are not known, so that the next plans are good. All members of all groups must call it.
+        """Measures the paths that are not measured yet, for better plans. All members of all groups must call it.
 
-        Plans follow what collectives show, so it helps those that come first. It reduces up to 64 MiB that mean
-        nothing, at the largest tag, for some seconds; where all is known it returns at once.
+        Collectives on large tensors measure their paths, too, and plans follow these measurements: so this call helps
+        the first ones. It reduces up to 64 MiB of dummy data at the largest tag for some seconds. If all paths are
+        measured already, it returns at once.
 
         Raises:
             TopologyOptimizationFailed: it can be tried again.
@@ -415,19 +419,19 @@ class Communicator(Collectives):
 
     @public
     def topology(self, timeout: float = limits.TOPOLOGY_TIMEOUT_NS / limits.SECOND) -> Topology:
-        """What is known of the network of this peer's group: rates and round trips of paths, and this peer's links.
+        """The measured network of this peer's group: rates and round trips of paths, and this peer's links.
 
-        Asks the master, which keeps what collectives on large tensors have shown. Others need not call it. Printed, it
-        is a table.
+        Asks the master, which keeps the measurements from collectives on large tensors. Other members need not call
+        it. The result prints as a table.
 
         Args:
             timeout: seconds to wait for the master.
 
         Returns:
-            Rates in bytes per second, times in seconds; None for what is unknown.
+            Rates in bytes per second, times in seconds; None for an unknown value.
 
         Raises:
-            MasterUnreachable: the master has not answered in time. Calls that wait for it go on.
+            MasterUnreachable: the master has not answered in time. Other calls that wait for it go on.
             InvalidUsage: not connected.
         """
         seconds, loop = checked_seconds(timeout), self._admitted()
@@ -444,13 +448,13 @@ class Communicator(Collectives):
 
     @public
     def on_progress(self, callback: ProgressCallback | None) -> None:
-        """Has `callback` called while syncs of this communicator fetch shared state; None ends that.
+        """Sets the callback that reports the progress of fetches of shared state in syncs; None removes it.
 
-        It gets a `Progress`, at most ten times a second, in the thread that called `sync_shared_state`, which waits for
-        it. An exception that it raises is logged, and ends its calls for the sync, which goes on.
+        The callback gets a `Progress` at most ten times a second, in the thread that called `sync_shared_state`, which
+        waits for it. If it raises an exception, that is logged; the sync goes on without further calls.
 
         Raises:
-            InvalidArgument: neither None nor something that can be called.
+            InvalidArgument: neither None nor callable.
         """
         check_callback(callback)
         self._on_progress = callback
@@ -463,18 +467,18 @@ class Communicator(Collectives):
     ) -> SharedStateSyncInfo:
         """Makes the state equal on all members of the group, bit for bit. All of them must call it.
 
-        The contents that most peers hold at the revision of the sync win; who differs or is behind receives, and its
-        `state.revision` is set. A sync that fails changes no tensor and no revision.
+        The contents that most peers hold at the revision of the sync win. A peer that differs or is behind receives
+        them, and its `state.revision` is set. A sync that fails changes no tensor and no revision.
 
         Args:
-            state: its tensors are read, and written where they differ.
+            state: its tensors are read; those that differ are written.
             strategy: ENFORCE_POPULAR, RECEIVE_ONLY or SEND_ONLY.
 
         Raises:
             TooFewPeers: alone in the group.
             InvalidArgument: other peers have other keys, dtypes or sizes.
             InvalidUsage: the revision is ahead of the run's, SEND_ONLY peers differ, not connected.
-            NoSharedState: nobody can send.
+            NoSharedState: no peer can send.
             PeerLost: a peer was lost meanwhile; call again.
         """
         loop = self._admitted()
@@ -513,7 +517,7 @@ class Communicator(Collectives):
                 state.revision = self._answer(loop, call)
             reporter.end(transfer.bytes_done)
         except BaseException:
-            if transfer.is_written and call.future.done():  # The interrupt came too late: others count this peer in.
+            if transfer.is_written and call.future.done():  # The sync was committed before the interrupt.
                 state.revision = call.future.result()
             raise
         return SharedStateSyncInfo(transfer.tx_bytes, transfer.rx_bytes)
@@ -522,19 +526,19 @@ class Communicator(Collectives):
     def offer_state(self, state: SharedState | None, *, copy: bool = True) -> Offer | None:
         """Offers a state to peers that have not been admitted yet: they fetch it while this peer goes on.
 
-        An offer lasts until the next call, which replaces it, or `Offer.withdraw`. Joiners that were fetching the one
-        before begin with the new one. So offer a state when it has become what the next sync will begin with, and
-        where joiners have time to fetch it before it changes again.
+        An offer lasts until `Offer.withdraw` or until the next call, which replaces it: joiners then switch to the new
+        offer. So offer the state that the next sync will begin with, at a time when joiners can fetch it before it
+        changes again.
 
         Args:
-            state: is offered at its revision. None ends the offer.
-            copy: True: the tensors are copied now, and may be written at any time after; the memory of the copies is
-                used again by the next offer. False: the tensors themselves are offered, and whoever is about to write
-                one calls `before_write` of the offer first, which copies it then. If one is written without that, the
-                offer ends, with an error in the log that names it.
+            state: the state to offer, at its revision. None ends the offer.
+            copy: True: the tensors are copied now, and may be written at any time afterwards; the next offer uses the
+                memory of the copies again. False: the tensors themselves are offered. Before the program writes one, it
+                calls `before_write` of the offer, which copies that tensor. If a tensor is written without this call,
+                the offer ends, and an error in the log names the tensor.
 
         Returns:
-            The offer, None if `state` is.
+            The offer; None if `state` is None.
 
         Raises:
             InvalidArgument: the state cannot be offered.
@@ -556,7 +560,7 @@ def _free_keys(state: SharedState) -> list[str]:
 
 
 def _plain(text: Any, argument: str) -> str:
-    """A name that everybody can print."""
+    """A name that every terminal and log can print."""
     if not isinstance(text, str):
         raise InvalidArgument(f"{argument} {text!r} is not a text")
     plain = "".join(letter if letter.isprintable() else "?" for letter in text)

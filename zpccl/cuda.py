@@ -1,4 +1,4 @@
-"""CUDA support, named as in PCCL: tensors on a GPU are reduced and synchronised like those on the CPU."""
+"""CUDA support, with PCCL's name: zpccl reduces and synchronises tensors on a GPU like tensors on the CPU."""
 
 from __future__ import annotations
 

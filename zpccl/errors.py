@@ -34,7 +34,7 @@ class Result(enum.IntEnum):
 
 
 class PCCLError(RuntimeError):
-    """Root of all errors of zpccl. A RuntimeError, as those of torch.distributed are: its programs catch that.
+    """Root of all errors of zpccl. It is a RuntimeError, which programs that use torch.distributed catch.
 
     Attributes:
         result: the `Result` code.
@@ -56,7 +56,7 @@ class PCCLError(RuntimeError):
 
 
 def public(method: _Function) -> _Function:
-    """Names a public method, or the class that it makes an object of, in the errors that leave it."""
+    """Puts the name of a public method into the errors that it raises; for `__init__`, the name of the class."""
 
     @functools.wraps(method)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
@@ -99,7 +99,7 @@ class CollectiveMismatch(InvalidUsage):
     Attributes:
         tag: the tag of the collective.
         field: the argument that differs: "count", "datatype", "op", "quantization", ...
-        values: a text for each value seen, with the peers that passed it; of many values the rest is counted.
+        values: a text for each value seen, with the peers that passed it; of many values, the first ones and a count.
     """
 
     def __init__(self, message: str = "", *, tag: int = 0, field: str = "", values: Sequence[str] = ()) -> None:
@@ -110,7 +110,7 @@ class CollectiveMismatch(InvalidUsage):
 
 
 class TooFewPeers(PCCLError):
-    """The caller is alone in its peer group, or fewer than `min_world_size` are in it.
+    """The caller is alone in its peer group, or the group has fewer members than `min_world_size`.
 
     Wait for others with `update_topology`.
     """
@@ -155,11 +155,11 @@ class Kicked(PCCLError):
 
 
 class HostIncomplete(Kicked):
-    """Not all peers of this peer's host have come (`host_size=`) in time, or before one of them has gone.
+    """Not all peers of this peer's host (`host_size=`) registered in time, or one left before all had registered.
 
     Attributes:
         host: the name of the host.
-        missing: how many of its peers have not come.
+        missing: how many of its peers have not registered.
     """
 
     def __init__(self, message: str = "", *, host: str = "", missing: int = 0) -> None:
@@ -169,9 +169,9 @@ class HostIncomplete(Kicked):
 
 
 class PeerUnreachable(PCCLError):
-    """No data connection to another peer could be made, or those of the members do not allow a call: there is no ring.
+    """This peer could make no data connection to another peer, or the members' links allow no route for a call.
 
-    Most calls need no more than links that connect all members.
+    For most calls it is enough that links connect all members, through others where necessary.
 
     Attributes:
         peers: names of the peers concerned.
@@ -188,7 +188,7 @@ class PeerLost(PCCLError):
     """A peer or the path to it was lost while the operation ran. Inputs are as before the call; call again.
 
     Attributes:
-        peers: names of the peers concerned, as far as they are known.
+        peers: names of the peers concerned, as far as known.
     """
 
     default_result = Result.RANK_CONNECTION_LOST
@@ -202,9 +202,10 @@ class OperationTimeout(PeerLost, TimeoutError):
     """The `timeout=` of the call expired before all peers took part. Inputs are as before the call.
 
     The call raises within WITHDRAW_TIMEOUT (2 s) of its timeout, whether or not a master can be reached, and the peer
-    stays a member. Only a collective that this peer has ended, and told the others so, waits for them or for the
-    master's word, which comes within the master's heartbeat timeout if one of them is silent. If it turns out later
-    that the other peers have committed the collective, this peer lacks their result and is `Kicked`.
+    stays a member. There is one exception: if this peer has finished the collective and told the others its digest, the
+    call waits for the others or for the master's decision, which comes within the master's heartbeat timeout if another
+    peer is silent. If the other peers have committed a collective that this peer gave up, this peer lacks their result
+    and is `Kicked`.
     """
 
 
@@ -222,7 +223,7 @@ class CheckpointFailed(PCCLError, OSError):
     """A checkpoint could not be written or read: full disk, missing file or directory, no permission.
 
     Attributes:
-        path: of the checkpoint.
+        path: the path of the checkpoint.
         errno: the reason, as in `OSError`.
     """
 
@@ -235,10 +236,10 @@ class CheckpointFailed(PCCLError, OSError):
 
 
 class CheckpointDamaged(PCCLError):
-    """A file that is not a checkpoint, or is damaged. Nothing was loaded from it.
+    """The file is not a checkpoint, or it is damaged. Nothing was loaded from it.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         reason: what is wrong with it.
         tensor: name of the first tensor with a wrong digest; "" if another part of the file is damaged.
     """

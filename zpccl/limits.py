@@ -1,4 +1,4 @@
-"""Every bound, timeout and default of zpccl, with its unit as the last word of its name."""
+"""Every bound, timeout and default of zpccl, with the unit in its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEER_PORT_COUNT = 1000
 """Peers listen on the first free port of [PEER_PORT_FIRST, PEER_PORT_FIRST + PEER_PORT_COUNT)."""
 ADDRESSES_PER_PEER_MAX = 8
 ADDRESS_CHARS_MAX = 270
-"""A host name of 253 characters, brackets, a zone and a port."""
+"""Fits a host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
 PROTOCOL_VERSION = 23
@@ -27,11 +27,12 @@ MESSAGE_BYTES_MAX = 12 * MIB
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """Send high-water mark of a control connection."""
 MESSAGE_PARTS_MAX = 64
-"""Control messages that are sent together, as parts of one of ZeroMQ: waking its thread costs more than the rest."""
+"""Control messages sent together, as parts of one ZeroMQ message: waking ZeroMQ's thread costs more than the rest."""
 SEND_HOLD_NS = 5 * MS
-"""For so long a message for which nobody waits is held back, to be sent with the next one."""
+"""How long a message that nobody waits for is held back, so that it is sent with the next one."""
 SEND_HELD_MAX = 8
-"""So many are held back. A call makes two of them at a peer and one at the master, and they bring the plans ahead."""
+"""At this many, held messages are sent. A call makes two of them at a peer and one at the master. Plans ahead depend on
+them."""
 CONTROL_BATCH_BYTES_MAX = 1 * MIB
 """Bytes of messages that a master receives before it handles them."""
 PEERS_MAX = 2048
@@ -40,22 +41,22 @@ PENDING_PEERS_MAX = 256
 HOST_PEERS_MAX = 64
 """Peers of one host that are admitted and removed together."""
 CALLS_IN_FLIGHT_MAX = 1024
-"""Unanswered calls of one peer in a small group: see calls_in_flight_max."""
+"""Unanswered calls of one peer in a small group; see calls_in_flight_max."""
 CALLS_NAMED_MAX = 65_536
 """Bound on (calls in flight of one peer) x (members of its group): a report names the calls of all members."""
 COMMIT_PEERS_MAX = 32
-"""Participants of an attempt that tell each other the digests of their results; more wait for the master."""
+"""Up to this many participants of an attempt send each other the digests of their results. More wait for the master."""
 DIGESTS_KEPT_MAX = 1024
-"""Attempts of which the digest of one other participant is kept; without it the master is waited for."""
+"""Attempts for which a peer keeps the digest of one other participant. Without a digest it waits for the master."""
 CALLS_UNDECIDED_MAX = 64
-"""Calls that have returned before the master's decision on them has come; at more, the master is waited for."""
+"""Calls that may return before the master's decision on them has come. Further calls wait for the master."""
 ANSWERS_KEPT_MAX = 4 * CALLS_IN_FLIGHT_MAX
 """Answers that the master keeps for a peer that does not acknowledge them. A broken connection can lose only the
 answers to calls in flight, so at most the latest CALLS_IN_FLIGHT_MAX of them are needed."""
 PARTIAL_REFUSALS_KEPT_MAX = 8
-"""Remembered refusals that concern not exactly one whole group, but some of its members or members of other groups."""
+"""Remembered refusals that do not concern exactly one whole group, but some of its members, or other groups too."""
 OUTCOMES_KEPT_MAX = CALLS_IN_FLIGHT_MAX + CALLS_UNDECIDED_MAX + PARTIAL_REFUSALS_KEPT_MAX
-"""Decisions in a report; how many a peer remembers follows from the size of its group (memory.py)."""
+"""Decisions in a report. The number that a peer remembers follows from the size of its group (memory.py)."""
 OUTCOME_CALLS_KEPT_MAX = (
     CALLS_NAMED_MAX + CALLS_UNDECIDED_MAX * COMMIT_PEERS_MAX + PARTIAL_REFUSALS_KEPT_MAX * PEERS_MAX
 )
@@ -63,9 +64,9 @@ OUTCOME_CALLS_KEPT_MAX = (
 OUTCOME_TEXT_CHARS_MAX = 400
 """Length to which reasons in remembered decisions are cut."""
 MISMATCH_VALUES_MAX = 4
-"""Values listed in a CollectiveMismatch; the rest is counted. Remembered decisions contain them, too."""
+"""Values listed in a CollectiveMismatch; the rest is counted. Remembered decisions contain these values, too."""
 MISMATCH_VALUE_BYTES_MAX = 200
-"""Text of each of them, with the peers that passed it."""
+"""Text of one such value, with the peers that passed it."""
 SPECS_PER_MESSAGE_MAX = 1024
 SMALL_TENSOR_BYTES = 64 * KIB
 """Voting on a smaller tensor takes longer than reducing it, so `max_in_flight` does not count it."""
@@ -77,7 +78,8 @@ EXPLAINED_PEERS_MAX = 16
 STATE_ENTRY_BYTES_MAX = 64
 """Size of a state entry in a message, without its key."""
 REPORT_CONTENTS_BYTES_MAX = 256 * KIB
-"""What a run report tells of the contents of a running sync. Who has more is named to no newcomer as a partial seed."""
+"""Contents of a sync in a run report. A peer with more reports none, so it is not named to newcomers as a partial
+seed."""
 TEXT_CHARS_MAX = 4096
 """Length of a human-readable text in a message; longer reasons are cut."""
 MALFORMED_TEXT_CHARS_MAX = 400
@@ -88,15 +90,15 @@ REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
 """Messages that a loop takes from one socket before it serves the others."""
 PARTS_TAKEN_MAX = 4096
-"""Parts of messages that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
+"""Message parts that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
 DRAIN_TURNS_MAX = 16
-"""Times that a master takes so many again because connections have closed, before it handles what it has taken."""
+"""Turns in a row in which a master takes messages because connections have closed, before it handles any of them."""
 CONNECTIONS_UNCOUNTED_MAX = 65_536
-"""Connections that libzmq may have numbered before a master has counted them; it waits with some 2,000 events."""
+"""Connections that libzmq may have numbered before a master has counted them. libzmq waits at some 2,000 events."""
 CLOSED_CONNECTIONS_MAX = 16 * PEERS_MAX
-"""Closed connections that a master remembers because libzmq may still hold messages of them; 200 bytes each."""
+"""Closed connections that a master remembers because libzmq may still hold their messages; 200 bytes each."""
 MEMBER_BYTES_MAX = MESSAGE_BYTES_MAX + MIB
-"""Bytes that a member has sent and libzmq still holds: the master has not taken them as a message."""
+"""Bytes from a member that libzmq still holds: the master has not taken them as a message."""
 PENDING_BYTES_MAX = 256 * KIB
 """The same for a pending peer."""
 STRANGER_BYTES_MAX = 32 * KIB
@@ -104,26 +106,26 @@ STRANGER_BYTES_MAX = 32 * KIB
 OUTSIDERS_BYTES_MAX = 8 * MIB
 """Bytes that libzmq holds for all strangers and pending peers. Empty message parts take 32 times as much memory."""
 CLOSED_STRANGERS_MAX = OUTSIDERS_BYTES_MAX // STRANGER_BYTES_MAX
-"""Unregistered connections that may close before a master has read all that has come; no others are taken then."""
+"""Unregistered connections that may close before a master has read all their bytes; then it accepts no others."""
 CONNECTIONS_BYTES_MAX = 128 * MIB
 """Bytes that libzmq holds for all connections to a master."""
 MEMBER_UNSENT_BYTES_MAX = 64 * MIB
-"""Bytes that wait to be sent to a member, in addition to the bound CONTROL_QUEUE_MESSAGES_MAX."""
+"""Bytes that wait to be sent to a member. CONTROL_QUEUE_MESSAGES_MAX applies, too."""
 OUTSIDER_UNSENT_BYTES_MAX = 4 * MIB
 """The same for a pending peer or a stranger."""
 STRANGERS_MAX = PEERS_MAX
-"""Unregistered connections to a master; also at most half of the file descriptors that it may open."""
+"""Unregistered connections to a master, which also take at most half of the file descriptors that it may open."""
 STRANGER_TIMEOUT_NS = 10 * SECOND
 """Time from the acceptance of a connection to its registration."""
 INFLOW_INTERVAL_NS = 20 * MS
 """Interval at which a master checks its connections."""
 INFLOW_INTERVAL_PER_CONNECTION_NS = 50_000
-"""Added to it for each connection: checking one takes 2 us."""
+"""Added to INFLOW_INTERVAL for each connection: checking one takes 2 us."""
 HANDSHAKE_BYTES_MAX = 4 * KIB
 HEARTBEAT_BYTES_PER_SECOND_MAX = 512
-"""Of one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""
+"""On one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""
 PEER_SILENCE_NS = 60 * SECOND
-"""After so long without a message a peer sends an empty one: the bytes before it were heartbeats, and do not count."""
+"""A peer that sent no message for this long sends an empty one. Bytes before it were heartbeats and do not count."""
 LOG_LINES_MAX = 2000
 """Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted. Half are for
 warnings and errors."""
@@ -133,35 +135,36 @@ HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 HEARTBEAT_TIMEOUT_MIN_NS = 1 * SECOND
 """It must exceed DISCONNECT_GRACE plus the delay of a heartbeat on a busy machine."""
 HEARTBEAT_TIMEOUT_MAX_NS = 120 * SECOND
-"""Of a master: less than PEER_LOOP_TIMEOUT, as calls that are given up may wait for it to miss a silent host."""
+"""Longest heartbeat timeout of a master. Less than PEER_LOOP_TIMEOUT, as a call that is given up may wait until the
+master notices a silent host."""
 HEARTBEAT_INTERVAL_NS = 400 * MS
 """Below DISCONNECT_GRACE: a master that is cut off loses its connections within one interval, and must not treat the
 first peer as lost before it has noticed the last loss."""
 CUT_OFF_SPREAD_NS = 2 * SECOND
-"""If all members are lost within this time, the master itself may have been cut off. A connection and a link that break
-within it may have one cause."""
+"""If the master loses all members within this time, it may itself have been cut off. A connection and a link that break
+within this time may have one cause."""
 DISCONNECT_GRACE_NS = 500 * MS
 """Time in which a peer may reconnect after its control connection broke, unless other peers lost their links to it."""
 RECONNECT_GRACE_HANDSHAKES = 8
-"""The same for a far peer, as a multiple of its time to connect. Without packet loss it needs 2: to notice the break,
-for the handshake (3 round trips, 4 with a secret), and for Hello. At a round trip of 300 ms a SYN may be lost twice,
-which costs 3 s, and one later segment. If a handshake takes at most 60 ms this equals DISCONNECT_GRACE."""
+"""The same for a far peer, as a multiple of its time to connect. Without packet loss the peer needs 2: to notice the
+break, for the handshake (3 round trips, 4 with a secret), and for Hello. At a round trip of 300 ms this allows for two
+lost SYNs, which cost 3 s, and one later lost segment. For a handshake of at most 60 ms, DISCONNECT_GRACE applies."""
 RECONNECT_GRACE_MAX_NS = 10 * SECOND
 HANDSHAKE_MS_MAX = 60_000
 """The longest time to connect that a Hello may claim."""
 REGISTRATION_TIMEOUT_NS = 5 * SECOND
-"""Time from the first byte of a connection to the answer of the master."""
+"""Time from the first byte of a connection to the master's answer."""
 CONNECT_TIMEOUT_NS = 3 * SECOND
 """One attempt to open a TCP connection."""
 RECONNECT_INTERVAL_NS = 100 * MS
 RECONNECT_INTERVAL_MAX_NS = 500 * MS
 """Well below RECOVERY_GRACE: peers reconnect before a new master stops waiting for them."""
 RECOVERY_GRACE_NS = 1 * SECOND
-"""How long a new master waits for reports of peers of its predecessor, from the first report on; and how long after its
-start it waits before it admits the first peer of a new run."""
+"""How long a new master waits for reports of peers of its predecessor, counted from the first report; and how long
+after its start it waits before it admits the first peer of a new run."""
 LATE_TICK_NS = 200 * MS
-"""A master that looks for an earlier run and gets a Tick this late has stood still: what has come meanwhile may not be
-read yet. A busy machine may delay a Tick by some milliseconds."""
+"""If a master that looks for an earlier run gets a Tick this late, its process was stopped, and messages that came
+meanwhile may not be read yet. A busy machine may delay a Tick by some milliseconds."""
 TERM_STEP_MAX = 4096
 """A new master adds a random step of at most this size to the highest term it knows."""
 TERM_MAX = 2**30
@@ -174,53 +177,53 @@ ROUND_MAX = 2**62
 MASTERS_MAX = 3
 """Masters in the address list of a peer: with more, it might not try all of them within QUORUM_WAIT."""
 MASTER_STAY_FIRST_NS = 4 * SECOND
-"""How long a peer waits at the first master of its list until that one leads the run; then it tries the next."""
+"""How long a peer waits for the first master of its list to lead the run, before it tries the next."""
 MASTER_STAY_NS = 2 * SECOND
-"""The same at each other master. A random part of MASTER_STAY_SPREAD is added to both, so that two peers cannot miss
+"""The same for each other master. A random part of MASTER_STAY_SPREAD is added to both, so that two peers cannot miss
 each other for ever. Their sum over all masters is below QUORUM_WAIT."""
 MASTER_STAY_SPREAD_NS = 500 * MS
 HOST_WAIT_NS = 10 * SECOND
-"""How long pending peers wait for the others of their host at a master that is not the first of their list. It is up to
-twice as long: each has a time of its own, so that they do not go around in step."""
+"""How long pending peers wait for the others of their host at a master that is not the first of their list. The time
+differs by peer and may be twice as long, so that peers do not move around the masters in step."""
 HOST_TIMEOUT_NS = 600 * SECOND
-"""How long a peer waits to be admitted while some of its host have not registered, at all masters. Processes of one
-host are started together, and one that died is started again within this, or not at all."""
+"""How long a peer waits for admission, at all masters together, while some peers of its host have not registered. The
+processes of a host start together, and one that died is started again within this time or not at all."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS
-"""The same for a member that others are linked to: its master may not know yet that it is cut off from the others."""
+"""The same for a member to which others have links: its master may not know yet that it is cut off from the others."""
 RECOVERY_WAIT_NS = 4 * SECOND
 """How long a new master waits for missing reports."""
 RUN_MEMORY_NS = 30 * SECOND
-"""How long a master that stepped down begins no new run: the members of the old one may only be cut off."""
+"""How long a master that stepped down begins no new run: the members of the old run may only be cut off."""
 MINORITY_WAIT_NS = 30 * SECOND
-"""How long a restarted master of a run with one address waits for a quorum before it goes on with the members that are
-connected. The other members may have removed these, and hold a later revision."""
+"""How long a restarted master of a run with one address waits for a quorum before it goes on with the connected
+members. The other members may have removed these, and hold a later revision."""
 PLANS_AHEAD_MAX = 1024
-"""Tags with plans ahead that a master has handed out, and that a peer keeps: the oldest are dropped."""
+"""Tags with plans ahead, handed out by a master or kept by a peer. The oldest are dropped."""
 PLANS_AHEAD_AT_TAG_MAX = 16
-"""Plans ahead at one tag: so many calls the peers make while the master hears of the first."""
+"""Plans ahead for one tag: the peers can make this many calls before the master hears of the first."""
 PLAN_AHEAD_AGE_MAX = 32_768
-"""A plan ahead is dropped once a peer has started an attempt so far above it: of one 65,536 ids back a data plane takes
-frames that come before it is begun for late ones, and drops them."""
+"""A peer drops a plan ahead when it has started an attempt with an id higher by this. For an attempt that is 65,536 ids
+back, the data plane takes frames that come before the attempt begins for late frames, and drops them."""
 PLAN_AHEAD_BYTES_MAX = 16 * MIB
-"""Larger tensors are not planned ahead: for them the way to the master is short beside the transfer; and where another
-plan comes after all, an early peer has to put its input back."""
+"""Larger tensors are not planned ahead: asking the master is short compared with their transfer, and if another plan
+comes after all, a peer that began early has to restore its input."""
 STRAGGLER_WARNING_NS = 10 * SECOND
-"""A member whose vote others wait for is named in the log after this time, and again after twice, four times, ..."""
+"""The log names a member whose vote others wait for after this time, and again after twice, four times, ... this."""
 STRAGGLER_LINES_MAX = 8
 """Operations named in the log at the same time; the rest is counted."""
 STRAGGLER_TIMEOUT_MIN_NS = 1 * SECOND
 GIVEN_TIME_MAX_NS = 86_400 * SECOND
-"""The longest time that users may give in seconds, `timeout=` of a call excepted."""
+"""The longest time that users may give, except for `timeout=` of a call."""
 MASTER_TIMEOUT_NS = 300 * SECOND
-"""How long calls wait for a master that is unreachable."""
+"""How long calls wait for an unreachable master."""
 WITHDRAW_TIMEOUT_NS = 2 * SECOND
 """How long an interrupted or timed-out call waits for the master's decision; then it ends without one."""
 PEER_LOOP_TIMEOUT_NS = 150 * SECOND
-"""Added to WITHDRAW_TIMEOUT: if such a call has not ended by then, the thread of the peer hangs."""
+"""If such a call has not ended this long after WITHDRAW_TIMEOUT, the thread of the peer hangs."""
 SIGNAL_CHECK_INTERVAL_NS = 1 * SECOND
-"""Longest sleep of a user's thread: a signal that arrives just before it sleeps is handled when it wakes."""
+"""Longest sleep of a user's thread: it handles a signal that arrives just before it sleeps when it wakes up."""
 LINGER_MS = 500
 
 # --- Metrics --------------------------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ METRICS_INTERVAL_NS = 250 * MS
 METRICS_CONNECTIONS_MAX = 16
 """Connections to the metrics of a master that are open at the same time, each with a thread."""
 METRICS_SILENCE_NS = 10 * SECOND
-"""How long one of them may say nothing."""
+"""How long such a connection may send nothing."""
 METRICS_GROUPS_MAX = 64
 """Peer groups that have their own time series."""
 METRICS_STRAGGLERS_MAX = 32
@@ -247,21 +250,22 @@ REFUSALS_LOGGED_INTERVAL_NS = 60 * SECOND
 
 # --- Checks of a host -----------------------------------------------------------------------------------------------
 DIAL_BACKS_MAX = 16
-"""Dials of a master, at the request of hosts, in progress or less than DIAL_BACK_INTERVAL ago."""
+"""Dials of a master at the request of hosts that are in progress or less than DIAL_BACK_INTERVAL ago."""
 DIAL_BACK_INTERVAL_NS = 1 * SECOND
-"""A master dials the same address not more often than this."""
+"""Shortest time between two dials of a master to the same address."""
 DIAL_BACK_TIMEOUT_NS = 3 * SECOND
 """How long a dial takes at most, and how long a host waits for it."""
 ROUTE_MTU_BYTES = 1280
-"""A path with a smaller MTU is worth a warning: that of IPv6's least, which tunnels have, too."""
+"""A path with a smaller MTU gets a warning. This is the minimum MTU of IPv6, which tunnels have, too."""
 TCP_BUFFER_BYTES = 4 * MIB
-"""The greatest buffer that TCP may choose: with less, a far connection is slow. Linux: 4 MiB to send, 6 to receive."""
+"""A far connection is slow if the largest buffer that TCP may use is smaller. Linux: 4 MiB to send, 6 to receive."""
 OPEN_FILES_COUNT = 4096
 """Open files that a peer should be allowed: 64 connections to each of 60 far peers."""
 CLOCK_DIFFERENCE_MAX_NS = 1 * SECOND
-"""Of two hosts whose logs are compared. The protocol compares no clocks."""
+"""Difference between the clocks of two hosts that gets a warning, for people who compare logs. The protocol compares no
+clocks."""
 CHECK_TIMEOUT_NS = 6 * SECOND
-"""How long a host waits for the answer of a master that it asks: to connect, and to be admitted."""
+"""How long a host check waits for a master's answer: to connect, and to be admitted."""
 
 # --- Links ----------------------------------------------------------------------------------------------------------
 LINK_CONNECTIONS_DEFAULT = 4
@@ -273,26 +277,26 @@ LINK_CONNECTIONS_FAR_BBR_DEFAULT = 16
 LINK_CONNECTIONS_FAR_DEFAULT = 64
 """The same with a loss-based congestion control such as CUBIC: docs/adr/0017."""
 LINK_CONNECTIONS_MAX = 128
-"""Connections that such a link comes to have where they lose packets, though no queue is full: docs/adr/0017."""
+"""Connections that such a link gets if they lose packets while no queue of the path is full: docs/adr/0017."""
 LINK_ROOM_QUEUE_PERCENT_MAX = 25
-"""A path has room while packets wait in its queues for at most this part of its round trip. Lossless paths that CUBIC
-fills have 60 and more, paths whose losses are the limit 5 to 19."""
+"""A path has room if packets wait in its queues for at most this percentage of its round trip. It is 60 and more on
+lossless paths that CUBIC fills, and 5 to 19 on paths that are limited by losses."""
 LINK_SENDER_WINDOW_BYTES = 8 * KIB
-"""Of the connections of a link, so many take frames that each has at most so much under way: less than CUBIC has with
-one lost packet in 50, so that losses alone leave no connection out."""
+"""A link sends on the least number of connections of which each has at most this much in flight. CUBIC has more in
+flight at one lost packet in 50, so losses alone leave no connection unused."""
 LINK_SENDER_WINDOW_BBR_BYTES = 64 * KIB
-"""The same with BBR, which has more under way whatever is lost."""
+"""The same with BBR, which has more in flight whatever is lost."""
 LINK_SENDER_ROUND_TRIP_NS = 10 * MS
-"""The least round trip in that: near by, a path with more than 200 Mbit/s is sent on by all connections."""
+"""The least round trip in this calculation: near by, a path of more than 200 Mbit/s is used by all connections."""
 LINK_SENDER_ROUND_TRIP_COUNT = 20
-"""For so many of them a path has to be the limit before connections are left out: a small tensor is slow for its last,
-lost packet."""
+"""A path must be the limit for this many round trips before connections are left unused: a small tensor may be slow
+only because its last packet was lost."""
 LINK_SETUP_TIMEOUT_NS = 5 * SECOND
 """One attempt to set up all connections of a link, over all candidate addresses."""
 LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
-"""How long a plan waits for links if there is none without them, and how long a joiner waits for its links."""
+"""How long a plan waits for links if none is possible without them, and how long a joiner waits for its links."""
 LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND
@@ -301,13 +305,13 @@ UNEXPLAINED_STALL_MIN_NS = 5 * SECOND
 """If an attempt fails after at least this time and no peer reports a link, every link of its ring becomes doubtful.
 Attempts that fail sooner lack a link that its ends are about to report, or were withdrawn."""
 LINK_DOUBTS_MAX = 2
-"""A link of so many such attempts in a row is avoided, if a ring exists without it."""
+"""A link that was in this many such attempts in a row is avoided, if a ring exists without it."""
 ABORTED_ATTEMPTS_KEPT_MAX = 16
 """Recently failed attempts that are remembered, so that late reports on them still count against links."""
 LINK_SUSPECTS_TRIED_MAX = 8
 """If no ring exists without all suspected links, at most this many are allowed again one by one, then all."""
 ONE_SHOT_BYTES_MAX = 64 * KIB
-"""What a peer may send and receive in a one-shot exchange: its tensor, to each of the others."""
+"""Bytes that a peer may send, and receive, in a one-shot exchange: its tensor, once for each of the others."""
 DIRECT_PEERS_MAX = 128
 """Maximum for the direct exchange: with more peers a frame would be a few KiB, and all pairs need a link."""
 HOP_LATENCY_NS = 1 * MS
@@ -321,14 +325,14 @@ DIRECT_BYTES_PER_SECOND = 850_000_000
 SPEED_TENSOR_BYTES = 4 * MIB
 """Attempts with smaller tensors do not update the measured rates."""
 PATHS_SAMPLED_MAX = 128
-"""Of a peer, in one report."""
+"""Paths in one report of a peer."""
 PATHS_TOLD_MAX = 32_768
-"""Paths of which a master tells what it has measured, the latest: all pairs of 181 peers. More peers use rings, which
-have a path for each peer."""
+"""Paths in a master's answer about its measurements, the latest first: all pairs of 181 peers. More peers use rings,
+which have a path for each peer."""
 RATE_TOLD_MAX = 2**50
-"""Bytes per second, as told. What a peer reports has no bound."""
+"""Highest rate in such an answer, in bytes per second. A rate that a peer reports has no bound."""
 MEASUREMENTS_KEPT_NS = 1 * SECOND
-"""For so long a master tells the same of its measurements: to collect those of 128 peers takes 15 ms."""
+"""How long a master repeats the same answer: collecting the measurements of 128 peers takes 15 ms."""
 TOPOLOGY_TIMEOUT_NS = 10 * SECOND
 """How long topology() waits for the master, by default."""
 TOPOLOGY_MATRIX_PEERS_MAX = 12
@@ -336,64 +340,66 @@ TOPOLOGY_MATRIX_PEERS_MAX = 12
 TOPOLOGY_LINES_MAX = 20
 """Paths, and links, in a printed topology; the rest is counted."""
 QUANTIZED_DIRECT_PERCENT_MAX = 150
-"""A direct exchange of a quantised tensor may take this share of the ring's time: it rounds fewer times."""
+"""A direct exchange of a quantised tensor may take this percentage of the ring's time: it rounds fewer times."""
 RING_EXACT_PEERS_MAX = 12
 """With at most this many peers the search finds a ring whenever one exists, within 10 ms."""
 RING_SEARCH_STEPS_MAX = 200_000
 """Links examined in the search for a larger ring."""
 RING_LEVEL_STEPS_MAX = 10_000
-"""The same in the search for one whose slowest path has a certain rate; there are some ten such searches."""
+"""The same in a search for a ring whose slowest path has a certain rate; there are some ten such searches."""
 RING_PASSES_MAX = 8
-"""Passes over a ring in which each two of its paths are compared with those that would shorten it."""
+"""Passes over a ring to shorten it: each pass compares each pair of its paths with two others in their place."""
 LANES_MAX = 32
-"""Trees among which a tensor is divided. A star has one peer in its middle, so there may be one for each peer."""
+"""Trees among which a tensor is divided. A star has one peer in its middle, so there may be one star for each peer."""
 LANE_PARENTS_MAX = LANES_MAX * DIRECT_PEERS_MAX
-"""Of all lanes of a plan that are no stars."""
+"""Parents named in all lanes of a plan; stars name none."""
 LANE_SHARE_MAX = 2**20
-"""The weights of lanes are whole numbers up to this."""
+"""The weights of lanes are integers up to this."""
 ROUTE_KEPT_NS = 500 * MS
 """Measurements of paths change the plans of a group, for one size of tensors, after this time at the earliest."""
 ROUTES_KEPT_MAX = 256
-"""Sizes of tensors, of all groups, for which a master keeps the plan. More are planned anew by each call."""
+"""Sizes of tensors, in all groups, for which a master keeps the plan. Other sizes are planned anew for each call."""
 LANE_MIN_BYTES = 64 * KIB
 """A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
 PACKING_CELLS_MAX = 200_000
 """Numbers computed to divide a tensor among trees or stars; that takes some 12 ms."""
 ROUTE_GAIN_MIN_PERCENT = 10
-"""How much quicker than an algorithm over all paths alike a plan has to be that follows the rates of paths."""
+"""How much faster a plan that follows the rates of paths must be than an algorithm that treats all paths alike."""
 ROUTE_CHANGE_MIN_PERCENT = 15
-"""How much quicker than the plan before another one has to be: measured rates waver."""
+"""How much faster another plan must be than the present one: measured rates vary."""
 RATE_SAMPLE_BYTES = 256 * KIB
-"""What a link has carried in an attempt shows its path's rate from this size on; less is neither told nor counted."""
+"""A link that carried at least this much in an attempt shows the rate of its path; less is neither reported nor
+counted."""
 RATE_SAMPLE_ROUND_TRIP_COUNT = 4
-"""And if it took so many round trips; otherwise it shows a lower bound."""
+"""The transfer must also take this many round trips; otherwise it shows a lower bound of the rate."""
 RATE_DOUBLING_NS = 3600 * SECOND
-"""A rate that is not renewed counts twice as much after this time, so that slow paths are tried again."""
+"""A rate that is not measured again counts double after this time, so that slow paths are tried again."""
 MEASURING_NS = 1 * SECOND
-"""optimize_topology exchanges more and more, until that takes so long."""
+"""optimize_topology increases the size of its exchanges until one takes this long."""
 MEASURING_BYTES_MAX = 64 * MIB
-"""Or until it is so much: a tensor of this size is allocated."""
+"""The largest of these exchanges: a tensor of this size is allocated."""
 MEASURING_PLANS_MAX = 3
-"""After that it uses so many plans, each made by what is known by then, unless one takes twice as long."""
+"""Then it tries this many plans, each based on all measurements so far, unless one takes twice MEASURING."""
 HOST_LIMITED_PERCENT_MAX = 80
-"""Links of a host that together keep less than this of their rates are slowed by the host."""
+"""If the links of a host together reach less than this percentage of their rates, the host is the limit."""
 EXPLAINED_MIN_PERCENT = 75
-"""An attempt of which the network explains this share of the time shows nothing of the rate of its algorithm."""
+"""If the network explains this percentage of an attempt's time, the attempt can only raise the estimated rate of its
+algorithm."""
 ADMISSION_WAIT_NS = 2 * SECOND
 """How long update_topology waits for joiners whose links are being set up."""
 ADDRESS_STAGGER_NS = 250 * MS
-"""Head start of the likely address of a peer over its others, which are then dialled at the same time (RFC 8305)."""
+"""Head start of a peer's likely address over its others, which are then dialled at the same time (RFC 8305)."""
 OPEN_TOGETHER_DELAY_NS = 500 * MS
-"""How much later than from any port a peer is dialled from the port at which this one listens: that link has but one
-connection, and is for two peers behind NATs."""
+"""How long after the normal dial a peer dials from its listening port, for two peers behind NATs. Such a link has only
+one connection."""
 DIAL_HEAD_START_NS = 500 * MS
-"""Head start of the end that dials first over the other end of a link."""
+"""Head start of the end of a link that dials first over the other end."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_FAR_DEFAULT
 """Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
 HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2
-"""Of those, from one address and not known to be of a neighbour."""
+"""Of those, the connections from one address that are not known to come from a neighbour."""
 HELLO_TIMEOUT_NS = 2 * SECOND
-"""How long an accepted data connection may say nothing: its first message is under way when it is accepted."""
+"""How long an accepted data connection may send nothing: its first message is in flight when it is accepted."""
 LISTEN_BACKLOG = 512
 
 # --- Data plane -----------------------------------------------------------------------------------------------------
@@ -402,14 +408,14 @@ ENGINE_THREADS_DEFAULT_MAX = 4
 ENGINE_THREAD_CPUS = 4
 """One I/O thread per this many CPUs of the process: the training and other peers need the rest."""
 LOCAL_SENDERS_MAX = 1
-"""Connections of a link within one host that send at the same time: more would only compete for the cache."""
+"""Connections of a link within one host that send at the same time. More would only compete for the cache."""
 FRAME_BYTES_DEFAULT = 512 * KIB
 FRAME_BYTES_MAX = 16 * MIB
 SLOW_FRAME_BYTES = 64 * KIB
-"""A frame is what a peer sends in FRAME_DURATION, but at least this and at most FRAME_BYTES_DEFAULT."""
+"""A frame has the bytes that a peer sends in FRAME_DURATION, but at least this and at most FRAME_BYTES_DEFAULT."""
 FRAME_DURATION_NS = 2 * MS
-"""A frame goes over one connection. If 64 connections share a path each of them needs 64 times as long, and an attempt
-ends with the last frame."""
+"""A frame travels on one connection. If 64 connections share a path, each needs 64 times as long, and an attempt ends
+with the last frame."""
 STALL_TIMEOUT_NS = 10 * SECOND
 """An attempt that completes no frame for this long fails, and a message that stops for this long ends its link."""
 PATH_TIMEOUT_NS = 6 * SECOND
@@ -418,7 +424,8 @@ broken path report it before the rest of the ring stalls."""
 DATA_MESSAGE_BYTES_MAX = 8 * MIB
 """One message on a data link (a block of state, with its header)."""
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB
-"""Received and not released, per engine, shared equally by links at the bound; queued or not acknowledged, per link."""
+"""Bound per engine on received messages that are not released; at the bound the links share it equally. Also the bound
+per link on sent messages that are queued or not acknowledged."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
 QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
 """At this size the parameters are 0.2% of a block. Equals ZP__BLOCK_ELEMENTS_MAX of the engine."""
@@ -445,7 +452,8 @@ STATE_WINDOW_BYTES_MAX = 32 * MIB
 STATE_WINDOW_SLACK_NS = 20 * MS
 """The window exceeds the bandwidth-delay product by this time at the measured rate, so that a source never idles."""
 STATE_IN_FLIGHT_BYTES_MAX = 48 * MIB
-"""Requested from all sources together. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which frames of reduces wait, too."""
+"""Bytes requested from all sources together. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which frames of reduces wait,
+too."""
 STATE_REQUESTS_IN_FLIGHT_MAX = 4096
 """Blocks requested from one source at the same time."""
 STATE_REQUESTS_QUEUED_MAX = 2 * STATE_REQUESTS_IN_FLIGHT_MAX
@@ -461,13 +469,13 @@ STATE_ANNOUNCE_INTERVAL_NS = 5 * MS
 STATE_STEAL_INTERVAL_NS = 20 * MS
 """Endgame: interval at which a fetcher checks whether an idle source would deliver sooner than the one asked."""
 STATE_STEAL_MARGIN_NS = 20 * MS
-"""Endgame: a block is requested again if the idle source delivers it sooner by this, and in half the time."""
+"""Endgame: a block is requested again if an idle source delivers it sooner by this time, and in half the time."""
 STATE_STEAL_FIRST_NS = 500 * MS
 """Endgame: time per block that is assumed for a source whose rate is not measured yet."""
 STATE_STAGING_CHUNK_BYTES = 64 * MIB
 """Fetched blocks are kept in memory chunks of this size until the commit."""
 UPLOAD_LIMIT_MIN_BYTES = 1 * MIB
-"""Per second. With less, fetchers that wait for their turn would run into STATE_SOURCE_TIMEOUT."""
+"""Lowest upload limit, per second. With less, fetchers that wait for their turn would hit STATE_SOURCE_TIMEOUT."""
 OFFER_ANSWER_TIMEOUT_NS = 3 * SECOND
 """How long a joiner that prefetches state waits for links to members, and for their offers."""
 PREFETCH_TIMEOUT_NS = 600 * SECOND
@@ -494,17 +502,17 @@ PROGRESS_WINDOW_NS = 4 * SECOND
 TORCH_TAGS_PER_SIGNATURE_MAX = 16
 """Equal collectives of a torch process group that run at the same time; one more waits for the first of them."""
 TORCH_CALLBACK_THREADS_MAX = CALLS_IN_FLIGHT_MAX
-"""Threads of a process group that complete futures and run their callbacks, made when none is idle. Each callback may
-wait for another collective, and the future of that needs one more."""
+"""Threads of a process group that complete futures and run their callbacks, started when none is idle. Each callback
+may wait for another collective, whose future needs one more thread."""
 TORCH_MASTER_TIMEOUT_NS = 10 * SECOND
-"""How long a process group waits for a master that lives in the process of one of its ranks, once that is gone."""
+"""How long a process group waits for an unreachable master that runs in the process of one of its ranks."""
 TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND
-"""How long the rank whose process has the master waits, as it leaves a process group, until all others have left; and
-any rank, at the end of its program, for callbacks that still run."""
+"""How long the rank whose process runs the master waits, when it leaves a process group, until all others have left;
+and how long any rank waits, at the end of its program, for callbacks that still run."""
 TORCH_SAMPLES_MAX = 2**32
-"""Samples of an ElasticSampler, whose order takes 8 bytes a sample on each peer."""
+"""Samples of an ElasticSampler, whose order takes 8 bytes per sample on each peer."""
 TORCH_JOIN_INTERVAL_NS = 5 * MS
-"""Time between two looks for ranks that are to be admitted, while a process group is made."""
+"""Interval at which a process group that is being made looks for ranks to admit."""
 
 # --- zpccl launch ---------------------------------------------------------------------------------------------------
 LAUNCH_PROCESSES_MAX = 1024
@@ -512,8 +520,8 @@ LAUNCH_PROCESSES_MAX = 1024
 LAUNCH_LINE_BYTES_MAX = 64 * KIB
 """A longer line of a process is cut."""
 LAUNCH_STOP_TIMEOUT_NS = 10 * SECOND
-"""Time that processes have to end after Ctrl-C, before they are killed; and those that have joined on purpose, after
-another one has ended well."""
+"""Time that processes have to end after Ctrl-C before they are killed; also for processes that `--chaos join` started,
+after another process has ended with status 0."""
 
 
 # --- Limits that follow from others ---------------------------------------------------------------------------------

@@ -21,25 +21,25 @@ class MasterNode:
     """A master that runs in a thread of this process.
 
     The process stays alive while the master runs, unless `daemon` is True. Deleting the object waits until the master
-    ends, so call `interrupt()` first, unless it shall run until the process is terminated.
+    ends, so call `interrupt()` first, unless the master should run until the process is terminated.
 
     Args:
         listen_address: "host:port"; port 0 takes a free one.
         secret: text from `zpccl keygen`: the secret of the run, or the master's private key (ZPCCL_SECRET, or the file
             that ZPCCL_SECRET_FILE names). Without a secret, anybody who reaches the address may take part.
         allow: file with the public keys of the peers, if the secret is a private key.
-        recovery_grace: seconds that it waits after its start for peers of an earlier master, whose run it then takes
-            over, before it admits the first peer of a new run. None: the default, 1 s.
+        recovery_grace: seconds that a new master waits for peers of an earlier master, to take over their run, before
+            it admits the first peer of a new run. None: the default, 1 s.
         metrics: "host:port" at which metrics are served for Prometheus, at /metrics; None: no metrics.
         straggler_timeout: seconds after which a peer is removed if all others wait for its vote; it may join again.
-            Peers that wait for each other in different calls for this long get InvalidUsage, and stay members.
-            None: such peers are only named in the log.
-        daemon: True lets the process end while the master runs, and the master with it; and stops it once nobody has
-            this object any more. False: the end of the object waits for the master.
+            Peers that wait for each other in different calls for this long get InvalidUsage and stay members.
+            None: the log names these peers, and they stay.
+        daemon: True: the process may end while the master runs, which ends the master, and deleting the object stops
+            the master. False: deleting the object waits until the master ends.
 
     Raises:
         InvalidArgument: the secret or the file is malformed, the straggler timeout is not from 1 s to a day, or the
-            recovery grace not up to a day.
+            recovery grace is more than a day.
     """
 
     @public
@@ -71,12 +71,12 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """Where the master listens, "host:port"."""
+        """The address at which the master listens, "host:port"."""
         return self._loop.address if self._loop is not None else self._listen_address
 
     @property
     def metrics_address(self) -> str | None:
-        """Where metrics are served, "host:port"; None where they are not."""
+        """The address at which metrics are served, "host:port"; None if they are not."""
         return self._metrics.address if self._metrics is not None else self._metrics_address
 
     @public
@@ -108,7 +108,7 @@ class MasterNode:
         self._thread = threading.Thread(target=_run, args=run, name="zpccl-master", daemon=self._is_daemon)
         try:
             self._thread.start()
-        except BaseException:  # Ctrl-C, or there is no thread to have.
+        except BaseException:  # Ctrl-C, or no thread can be started.
             loop.stop()
             _run(*run)
             raise
@@ -139,7 +139,7 @@ class MasterNode:
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             return
         if self._is_daemon and self._loop is not None:
-            self._loop.stop()  # Nothing else can any more, and whoever collects garbage must not wait for it.
+            self._loop.stop()  # The last chance to stop it. The thread that collects garbage must not wait for it.
         else:
             wait_for_end(thread, self._ended)
 
@@ -161,7 +161,7 @@ def open_metrics(listen: str) -> MetricsServer:
 
 
 def _run(loop: MasterLoop, metrics: MetricsServer | None, has_begun: threading.Lock, ended: threading.Event) -> None:
-    """Runs a master, or ends one whose thread has not begun: the first who calls it."""
+    """Runs a master, or ends one whose thread could not be started. Only the first call has an effect."""
     if not has_begun.acquire(blocking=False):
         return
     try:

@@ -26,11 +26,11 @@ class Progress:
         operation: "fetch" (of shared state from other peers), "prefetch" (the same, before admission), "save" or
             "load" (of a checkpoint).
         bytes_done: bytes of tensors transferred so far, uncompressed.
-        bytes_expected: total, as far as it is known: a fetch discovers on the way how much differs.
+        bytes_expected: the total, as far as known: a fetch discovers on the way how much differs.
         seconds: since the transfer began.
         bytes_per_second: rate over the last PROGRESS_WINDOW; 0 if nothing moved.
         seconds_left: remaining time at this rate; None if nothing moved.
-        is_done: True in the last callback of a transfer that has succeeded.
+        is_done: True in the last callback of a successful transfer.
     """
 
     operation: str
@@ -61,12 +61,12 @@ class ProgressReporter:
     """Reports one transfer: to the callback at its start, every PROGRESS_INTERVAL and at its end; to the log every
     second after the first one, and at the end of a transfer that took longer. A transfer of 0 bytes is not reported.
 
-    If the callback raises an `Exception`, that is logged with its traceback, and the callback is not called again for
-    this transfer, which continues: Ctrl-C stops it. Other exceptions, such as KeyboardInterrupt, propagate.
+    If the callback raises an `Exception`, that is logged with its traceback. The transfer continues without further
+    calls of it. Other exceptions, such as KeyboardInterrupt, propagate and end the transfer.
 
     Args:
         operation: as in `Progress`.
-        callback: of the user; None: log only.
+        callback: the user's callback; None: log only.
         clock_ns: a monotonic clock.
     """
 
@@ -78,7 +78,7 @@ class ProgressReporter:
         self._callback = callback
         self._clock_ns = clock_ns
         self._began_ns = now_ns
-        self._samples = deque([(now_ns, 0)])  # Times and bytes done; the first is the last one before the window.
+        self._samples = deque([(now_ns, 0)])  # (time, bytes done); the first is the last sample before the window.
         self._called_ns = now_ns - limits.PROGRESS_INTERVAL_NS  # The first call is due at once.
         self._logged_ns = now_ns
         self._bytes_done = 0

@@ -26,7 +26,7 @@ class TensorInfo:
     Attributes:
         name: its key, up to 1,024 characters, unique within the state.
         tensor: the tensor itself; syncs write into it.
-        allow_content_inequality: peers at the same revision may hold different contents.
+        allow_content_inequality: True if peers at the same revision may hold different contents.
     """
 
     def __init__(self, tensor: Any, name: str, allow_content_inequality: bool) -> None:
@@ -45,7 +45,7 @@ class TensorInfo:
     @classmethod
     @public
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Makes one from a contiguous torch tensor on the host or a CUDA device; of a DTensor, what is here of it.
+        """Makes one from a contiguous torch tensor on the host or a CUDA device, or from the local part of a DTensor.
 
         A host tensor is used in place. A device tensor is copied in pieces through page-locked memory as needed, after
         the work that is on the current stream when the tensor is accessed.
@@ -70,10 +70,10 @@ class TensorInfo:
         return cls(tensor, name, allow_content_inequality)
 
     def region(self) -> Region:
-        """The memory of the tensor as it is now. The tensor may have moved, even to another device.
+        """The present memory of the tensor. It may have moved since the last call, even to another device.
 
         Raises:
-            InvalidArgument: the tensor was freed, or has another size or type now.
+            InvalidArgument: the tensor was freed, or its size or type has changed.
         """
         found = region(self.tensor, f"tensor {self.name!r}")
         (datatype, count), now = self._elements, (found.datatype, found.count)
@@ -90,11 +90,11 @@ class SharedState:
 
     Args:
         tensor_infos: at least one; names must differ.
-        digest: how contents are compared: "blake3", or "xxh3" (package xxhash), which is faster and sufficient if all
-            peers are trusted. The same on all peers.
+        digest: how contents are compared, the same on all peers: "blake3", or "xxh3" (package xxhash), which is faster
+            and sufficient if all peers are trusted.
 
     Attributes:
-        digest_kind: the same as a `DigestKind`.
+        digest_kind: `digest` as a `DigestKind`.
 
     Raises:
         InvalidArgument: these tensors cannot be shared, or there is no such digest.
@@ -123,10 +123,10 @@ class SharedState:
         self._revision = 0
 
     def regions(self) -> dict[str, Region]:
-        """The memory of all tensors as it is now, by name, in the order of names.
+        """The present memory of all tensors, by name, in the order of names.
 
         Raises:
-            InvalidArgument: a tensor cannot be used any more, or shares a part of its memory with another one.
+            InvalidArgument: a tensor can no longer be used, or shares a part of its memory with another one.
         """
         found = {info.name: info.region() for info in sorted(self.tensor_infos, key=lambda info: info.name)}
         _check_memory(found)
@@ -134,7 +134,7 @@ class SharedState:
 
     @property
     def revision(self) -> int:
-        """Revision of this state. The user increments it with every step; peers with a lower one receive."""
+        """Revision of this state. The user increments it with every step; a sync updates peers with a lower one."""
         return self._revision
 
     @revision.setter
@@ -151,11 +151,10 @@ class SharedState:
         """Writes tensors and revision to a safetensors file, with digests.
 
         The file is replaced atomically, even if the disk is full or the machine crashes: the data is written to
-        `PATH.partial` in the same directory first. Do not modify the tensors during the call, else the file may not
-        load.
+        `PATH.partial` in the same directory first. Do not modify the tensors during the call, or the file may not load.
 
         Args:
-            path: of the file; a symbolic link is followed.
+            path: path of the file; a symbolic link is followed.
             on_progress: progress callback, called by this thread.
 
         Raises:
@@ -172,13 +171,13 @@ class SharedState:
 
     @public
     def load_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
-        """Loads tensors and revision from a file written by `save_state`, or a copy of it by another program.
+        """Loads tensors and revision from a file that `save_state` wrote, or that another program copied from one.
 
         The whole file is read and verified before the first tensor is modified, which needs as much memory as the
         tensors. A call that raises has changed nothing; only KeyboardInterrupt may come after everything was loaded.
 
         Args:
-            path: of the file. Its tensors must match this state: the same names, dtypes and numbers of elements.
+            path: path of the file. Its tensors must match this state: the same names, dtypes and numbers of elements.
             on_progress: progress callback, called by this thread.
 
         Raises:
@@ -200,8 +199,8 @@ class SharedState:
 
 
 def _check_memory(regions: dict[str, Region]) -> None:
-    """Rejects tensors that overlap in part, since different contents could be elected for them. Identical memory is
-    legal."""
+    """Rejects tensors that overlap in part, since a sync could elect different contents for them. Identical memory is
+    allowed."""
     ranges = sorted((memory.address_range(), name) for name, memory in regions.items())
     for (one, its_name), (other, other_name) in pairwise(ranges):
         if one[0] == other[0] and one != other and other[1] < one[2]:

@@ -1,4 +1,4 @@
-"""What is known of the network: the rates of paths and hosts, and which way the links of this peer take."""
+"""The measured network: the rates of paths and hosts, and the addresses and interfaces of this peer's links."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TopologyPeer:
 
     Attributes:
         peer_id: in hexadecimal, as `Communicator.peer_id`.
-        name: its name, which others may have, too.
+        name: its name, which need not be unique.
         group: its peer group.
-        sent_bytes_per_second, received_bytes_per_second: what its host sends, or receives, at most over all its paths
-            together. None: unknown; its host has never been the limit.
+        sent_bytes_per_second, received_bytes_per_second: the highest rate at which its host sends, or receives, over
+            all its paths together. None: unknown, because the host has never been the limit.
     """
 
     peer_id: str
@@ -38,10 +38,10 @@ class TopologyPath:
 
     Attributes:
         sender, receiver: its ends.
-        bytes_per_second: the rate that it has shown, tensors and their headers. None: unknown; the path has not been
-            used for a large tensor, or something else was always slower.
+        bytes_per_second: its measured rate, of tensors and their headers. None: unknown, because the path has not been
+            used for a large tensor, or because something else was always slower.
         round_trip: seconds. None: unknown.
-        age: how long ago the rate was measured, or, without one, the path was used last, in seconds. None: never.
+        age: seconds since the rate was measured; if the rate is unknown, since the path was last used. None: never.
     """
 
     sender: TopologyPeer
@@ -56,7 +56,7 @@ class TopologyLink:
     """A link of this peer.
 
     Attributes:
-        peer: its other end.
+        peer: the peer at its other end.
         ends: addresses, interface, number of connections and congestion control of this side.
     """
 
@@ -66,12 +66,12 @@ class TopologyLink:
 
 @dataclass(frozen=True)
 class Topology:
-    """What is known of the network. `str()` is a table for people.
+    """The measured network. `str()` gives a table for people.
 
     Attributes:
         peers: the members, in ring order.
-        paths: those that have been used, the latest first; `path` gives any. A new master knows none.
-        links: of this peer; empty where a master tells.
+        paths: the paths that have been used, the latest first; `path` gives any path. A new master knows none.
+        links: the links of this peer; empty in a master's own view.
     """
 
     peers: tuple[TopologyPeer, ...]
@@ -82,7 +82,7 @@ class Topology:
     def of(
         cls, measurements: Measurements, group: int | None = None, ends: Mapping[bytes, LinkEnds] | None = None
     ) -> Topology:
-        """What a master has measured among the members of a group, or of all, and the links of a peer, by its peers."""
+        """Makes one from a master's measurements, of one group or of all, and the link ends of a peer, by peer id."""
         hosts = {host.member: (host.sent_per_second, host.received_per_second) for host in measurements.hosts}
         peers = {
             index: TopologyPeer(member.peer_id.hex(), member.name, member.group, *hosts.get(index, ()))
@@ -110,7 +110,7 @@ class Topology:
         return {(path.sender.peer_id, path.receiver.peer_id): path for path in self.paths}
 
     def path(self, sender: TopologyPeer, receiver: TopologyPeer) -> TopologyPath:
-        """The path between two peers; with None for all that is not known. Round trips are those of both directions."""
+        """The path between two peers; unknown values are None. A round trip counts for both directions."""
         found = self._by_pair.get((sender.peer_id, receiver.peer_id))
         if found is not None:
             return found
@@ -118,7 +118,7 @@ class Topology:
         return TopologyPath(sender, receiver, round_trip=None if back is None else back.round_trip)
 
     def slowest(self, count: int) -> tuple[TopologyPath, ...]:
-        """So many paths of known rate, the slowest first."""
+        """At most `count` paths of known rate, the slowest first."""
         known = [path for path in self.paths if path.bytes_per_second is not None]
         return tuple(sorted(known, key=lambda path: path.bytes_per_second or 0)[:count])
 
@@ -133,7 +133,7 @@ class Topology:
         return "\n".join(lines)
 
     def _matrix_lines(self) -> list[str]:
-        """One row for each sender, one column for each receiver, and what the host of each sends and receives."""
+        """One row for each sender with the rates of its host, one column for each receiver."""
         rows = [["from \\ to", *(str(index) for index in range(len(self.peers))), "host sends", "receives"]]
         for index, sender in enumerate(self.peers):
             cells = ["-" if sender is receiver else _cell(self.path(sender, receiver)) for receiver in self.peers]
@@ -159,7 +159,7 @@ def _rate(bytes_per_second: int | None) -> str:
 
 
 def digits(value: float) -> str:
-    """Three digits of a number, or all of those before the point: 0.123, 12.3, 12345."""
+    """A number with three significant digits, or all digits before the point: 0.123, 12.3, 12345."""
     return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 

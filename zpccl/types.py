@@ -19,9 +19,9 @@ from zpccl.limits import QUANTIZATION_BLOCK_ELEMENTS
 class ReduceOp(enum.IntEnum):
     """How elements are reduced.
 
-    Integers wrap around in SUM and PROD; those of 64 bits in AVG too, which is SUM divided by the number of peers. AVG
-    of narrower integers and of 16-bit floats does not overflow where only the sum would. AVG of integers is rounded
-    toward zero. MAX and MIN give NaN where any input is NaN. Where floats are rounded: docs/algorithms.md.
+    Integers wrap around in SUM and PROD; 64-bit integers also in AVG, which is SUM divided by the number of peers. AVG
+    of narrower integers and of 16-bit floats does not overflow if only the sum would. AVG of integers is rounded
+    toward zero. MAX and MIN give NaN where any input is NaN. docs/algorithms.md says where floats are rounded.
     """
 
     SUM = 0
@@ -32,7 +32,7 @@ class ReduceOp(enum.IntEnum):
 
 
 class CollectiveKind(enum.IntEnum):
-    """The kind of a collective. All but the barrier are the C engine's `enum zp_kind`."""
+    """The kind of a collective. The values, except BARRIER, are those of the C engine's `enum zp_kind`."""
 
     ALL_REDUCE = 0
     BROADCAST = 1
@@ -100,8 +100,8 @@ class DataType(enum.IntEnum):
         """The numpy dtype of this type.
 
         Raises:
-            InvalidArgument: for BFLOAT16, which numpy does not have. Arrays of ml_dtypes' bfloat16, or uint16 arrays
-                with an explicit operand descriptor, are accepted in its place.
+            InvalidArgument: for BFLOAT16, which numpy does not have. Collectives accept arrays of ml_dtypes' bfloat16,
+                and uint16 arrays with an explicit operand descriptor.
         """
         import numpy as np
 
@@ -124,7 +124,7 @@ class DataType(enum.IntEnum):
         """
         import numpy as np
 
-        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # Of what numpy knows no dtype for.
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):  # numpy knows no such dtype.
             dtype = np.dtype(dtype)
             found = _of_numpy(dtype)
             if found is not None:
@@ -155,7 +155,7 @@ _FROM_NAME = {name: DataType(value) for value, name in enumerate(_NAMES)}
 
 @functools.lru_cache(maxsize=2 * len(_NAMES))
 def _of_numpy(dtype: Any) -> DataType | None:
-    """The type of a numpy dtype, or None. Cached, since numpy makes up the name anew each time, which is slow."""
+    """The type of a numpy dtype, or None. Cached, since numpy builds the name anew each time, which is slow."""
     return _FROM_NAME.get(dtype.name) if dtype.isnative else None
 
 
@@ -220,23 +220,23 @@ class Algorithm(enum.IntEnum):
     """A ring: each peer communicates with its two neighbours only. 2 (N - 1) hops, and as many roundings of a quantised
     tensor."""
     DIRECT = 2
-    """A direct exchange: each peer sends every other peer the chunk which that one owns, and receives the reduced
-    chunk. Two hops, and two roundings of a quantised tensor, for any number of peers. Needs a working path between all
+    """A direct exchange: each peer sends every other peer the chunk that the other one owns, and gets it back reduced.
+    Two hops, and two roundings of a quantised tensor, for any number of peers. Needs a working path between all
     pairs."""
     ONE_SHOT = 3
     """A one-shot exchange: each peer sends every other peer the whole tensor, and reduces all of them. One hop. AUTO
     chooses it for small tensors that are not quantised. Needs a working path between all pairs."""
     TREES = 4
-    """Trees that follow the network, each for a share of the tensor, which is summed up to the root; the result comes
-    down again. AUTO chooses them where paths are uneven. Needs working paths between neighbours in the trees only, so
-    other collectives use them too, one way, where working paths allow no ring."""
+    """Trees that follow the network, each for a share of the tensor: the sum goes up to the root and the result comes
+    down. AUTO chooses them if paths are uneven. They need working paths between neighbours in the trees only, so other
+    collectives use them too, in one direction, if the working paths allow no ring."""
 
     @classmethod
     def parse(cls, name: str) -> Algorithm:
         """Parses "auto", "ring" or "direct".
 
         Raises:
-            InvalidArgument: none of these.
+            InvalidArgument: another name.
         """
         try:
             return {"auto": cls.AUTO, "ring": cls.RING, "direct": cls.DIRECT}[name]
@@ -248,16 +248,17 @@ class DigestKind(enum.IntEnum):
     """How the contents of shared state are compared."""
 
     BLAKE3 = 0
-    """Cryptographic: no one can construct other contents with the same digest."""
+    """Cryptographic: nobody can construct other contents with the same digest."""
     XXH3 = 1
-    """XXH3-128, at the speed of memory. Detects accidental differences only: for peers that trust each other."""
+    """XXH3-128, at the speed of memory. Detects accidental differences only, so it is for peers that trust each
+    other."""
 
     @classmethod
     def parse(cls, name: str | DigestKind) -> DigestKind:
-        """Parses "blake3" or "xxh3"; returns a DigestKind as it is.
+        """Parses "blake3" or "xxh3"; returns a DigestKind unchanged.
 
         Raises:
-            InvalidArgument: none of these.
+            InvalidArgument: another name.
         """
         if isinstance(name, cls):
             return name
@@ -330,7 +331,7 @@ class ReduceInfo:
         local_world_size: number of peers that took part.
         tx_bytes: bytes that this peer sent, headers included.
         rx_bytes: bytes that this peer received, headers included.
-        algorithm: RING, DIRECT, ONE_SHOT or TREES, as planned; of several tensors that of the last one.
+        algorithm: RING, DIRECT, ONE_SHOT or TREES, as planned; for several tensors, the algorithm of the last one.
     """
 
     local_world_size: int
@@ -344,7 +345,7 @@ class GatherResult:
     """The result of `Communicator.all_gather` or `all_to_all`. Rows are in order of peer ids.
 
     Attributes:
-        tensor: one row per peer: of shape `(len(peers), *send.shape)`, or of an all-to-all `send.shape`.
+        tensor: one row per peer; its shape is `(len(peers), *send.shape)`, or `send.shape` for an all-to-all.
         peers: the peers' names, by row.
         peer_ids: the peers' unique ids, by row.
         row: index of this peer's row.
@@ -364,7 +365,7 @@ class ScatterResult:
 
     Attributes:
         tensor: this peer's part of the result, one-dimensional; may be empty if there are more peers than elements.
-        part: slice of the flattened tensor that this part is.
+        part: the slice of the flattened tensor that this peer's part covers.
         peers: the peers' names, by part.
         peer_ids: the peers' unique ids, by part.
         index: index of this peer's part.

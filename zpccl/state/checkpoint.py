@@ -3,14 +3,14 @@
 Any program that reads safetensors can open it. The metadata of the file consists of these text entries:
 
     format         "pt", without which some programs refuse the file
-    revision       of the state, in decimal
+    revision       revision of the state, in decimal
     blake3:NAME    digest of the bytes of the tensor NAME
-    blake3         digest of the rest of the header: see `_header_digest`
+    blake3         digest of the rest of the header; see `_header_digest`
 
 A file with a changed bit is refused. A file written by another program is accepted if it has these entries.
 
-Data is written to `NAME.partial` in the same directory, which is then renamed. One process at a time holds its lock; a
-file left by a killed process is overwritten by the next. Tensors are written and digested in one pass; the header,
+Data is written to `NAME.partial` in the same directory, and that file is then renamed. One process at a time holds its
+lock; the next save overwrites the file of a killed process. Tensors are written and digested in one pass; the header,
 whose size is known before, is written last. The writer of the package safetensors needs all tensors in host memory and
 reports no progress, so the header is encoded here. For reading, the package parses and checks the header.
 
@@ -213,7 +213,7 @@ def _is_name_of(descriptor: int, name: str) -> bool:
 
 
 def _sync_directory(directory: str) -> None:
-    """Waits until the new name is on the disk, where that is possible. The file is there in either case."""
+    """Waits until the new name is on the disk, if the file system can do that. The file exists in either case."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # Files may be made in it, but not listed.
@@ -221,7 +221,7 @@ def _sync_directory(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # File systems that cannot do it, like some of networks.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Unsupported, as on some network file systems.
             raise
     finally:
         os.close(descriptor)
@@ -269,8 +269,8 @@ def _check_header(file: BufferedReader, metadata: Mapping[str, str], rows: _Rows
 
 
 def _check_tensors(tensors: Mapping[str, Region], rows: _Rows, metadata: Mapping[str, str]) -> None:
-    """Raises InvalidArgument unless names, dtypes and counts in the file match `tensors`, and those which are the same
-    memory have the same contents."""
+    """Raises InvalidArgument unless names, dtypes and counts in the file match `tensors`, and tensors that share memory
+    have the same contents."""
     missing, extra = sorted(tensors.keys() - rows.keys()), sorted(rows.keys() - tensors.keys())
     if missing or extra:
         raise InvalidArgument(

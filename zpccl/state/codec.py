@@ -102,8 +102,8 @@ def decode_into(payload: Any, destination: memoryview) -> None:
 def _is_ours(chunk: Any, size: int) -> bool:
     """True if the header is one that `encode` makes for a block of `size` bytes.
 
-    blosc2 takes the destination size from the header and supports dictionaries, external codecs and special values:
-    none of that may be used with untrusted data.
+    blosc2 takes the destination size from the header and supports dictionaries, external codecs and special values.
+    Untrusted data must use none of these.
     """
     if len(chunk) < _HEADER.size:
         return False

@@ -56,7 +56,7 @@ class Contents:
 
     Args:
         regions: the tensors by key.
-        kind: of the digests.
+        kind: kind of the digests.
 
     Attributes:
         keys: in sorted order; other attributes and messages refer to a key by its index here.
@@ -95,7 +95,7 @@ class Contents:
     # --- Fetching ---------------------------------------------------------------------------------------------------
 
     def want(self, fetch: Mapping[str, bytes]) -> list[Place]:
-        """Sets the elected digests of the keys to fetch. Returns what to fetch first; nothing for tensors of zeros."""
+        """Sets the elected digests of the keys to fetch. Returns the places to fetch first, none for zeros."""
         self.wanted = {number: fetch[key] for number, key in enumerate(self.keys) if key in fetch}
         places: list[Place] = []
         for number, digest in self.wanted.items():
@@ -185,7 +185,7 @@ class Contents:
         return block, region.datatype.itemsize
 
     def _is_own(self, place: Place) -> bool:
-        """True for a block that is equal to the elected one, as far as is known."""
+        """True if this peer's block is known to be equal to the elected one."""
         key, index = place
         return key not in self.wanted or (key in self._lists and self._digest_of(place) == self._own[key][index])
 
@@ -209,10 +209,10 @@ class Contents:
     # --- The end ----------------------------------------------------------------------------------------------------
 
     def conflict(self, may_differ: Container[str]) -> str:
-        """Says which tensors have the same memory here, but different elected contents; "" if none. All are here.
+        """Names two tensors that have the same memory but different elected contents; "" if none. All must be fetched.
 
         Args:
-            may_differ: keys that have no elected contents where they are not fetched.
+            may_differ: keys that have no elected contents unless they are fetched.
         """
         found: dict[tuple[str, int, int], int] = {}
         for key, region in enumerate(self._regions):
@@ -239,7 +239,7 @@ class Contents:
         """Writes the staged blocks to the tensors. May be called again after it has raised.
 
         Raises:
-            Exception: writing to a device failed. The contents of the tensors are undefined then.
+            Exception: writing to a device failed. The contents of the tensors are then undefined.
         """
         size = sum(self.size_of(place) for place in self._staged)
         in_parallel(self._write_part, self._parts(), worker_count(size))
@@ -247,7 +247,7 @@ class Contents:
     def _parts(self) -> Iterator[list[Place]]:
         part: list[Place] = []
         size = 0
-        met: set[tuple[tuple[str, int, int], int]] = set()  # No two threads write the same memory, by two names.
+        met: set[tuple[tuple[str, int, int], int]] = set()  # Two names may share memory: only one is written.
         for place in self._staged:
             memory = (self._regions[place[0]].address_range(), place[1])
             if memory in met:

@@ -53,7 +53,7 @@ def block_digest(data: Any, kind: DigestKind) -> bytes:
 def tensor_digest(kind: DigestKind, datatype: int, count: int, block_digests: Sequence[bytes]) -> bytes:
     """The digest of a tensor.
 
-    Always BLAKE3 over the digests of the blocks, whatever the kind of these: the input is short.
+    It is always BLAKE3 over the digests of the blocks, whatever their kind: the input is short.
     """
     head = f"zpccl state {int(kind)} {int(datatype)} {count} {STATE_BLOCK_BYTES}\n".encode()
     return blake3.blake3(head + b"".join(block_digests)).digest()
@@ -76,8 +76,8 @@ def digest_regions(
     """The digests of all blocks of all regions.
 
     Args:
-        regions: by key.
-        kind: of the digests.
+        regions: regions by key.
+        kind: kind of the digests.
         workers: number of threads, the calling one included; default: by the CPUs and the amount of work.
 
     Raises:

@@ -33,7 +33,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Want(_Message, tag=0, frozen=True):
-    """Fetcher -> partial seed: announce the blocks that you have, now and as you get more."""
+    """Fetcher -> partial seed: announce the blocks that you have, now and whenever you get more."""
 
 
 class Have(_Message, tag=1, frozen=True):
@@ -125,7 +125,7 @@ def ranges_of(places: Iterable[Place]) -> list[tuple[int, int, int]]:
 
 
 def places_in(ranges: Ranges, block_counts: Sequence[int]) -> Iterator[Place]:
-    """The blocks and lists in ranges, without those that do not exist; `block_counts` by key."""
+    """The existing blocks and lists in ranges; `block_counts` by key."""
     for key, first, count in ranges:
         if key >= len(block_counts):
             continue

@@ -8,16 +8,16 @@ They are announced on channel 0, which is open between any two peers with a link
        |<==== the channel of that number =======>|    messages of messages.py, as in a sync
        |<--- GONE: the number -------------------|    this offer has ended; there may be another one
 
-Both sides use a `StateTransfer`. The member's only serves, in its own thread; the joiner's runs in the user's thread
-that called connect(). Each takes the messages of its channels itself. Only messages on channel 0 pass through the loop
-of the peer, which never blocks.
+Both sides use a `StateTransfer`. The member's transfer only serves, in its own thread; the joiner's runs in the user's
+thread that called connect(). Each takes the messages of its channels itself. Only messages on channel 0 pass through
+the loop of the peer, which never blocks.
 
 A member serves the tensors themselves until before_write() is called for one of them; from then on it serves a copy of
 that one. Blocks are read under the lock of their tensor, so a copy is never half written. If a tensor is modified
 without before_write(), its digest no longer matches the offer, and the offer ends.
 
-Locks may be taken again by their thread: a signal handler may close the communicator where it has one. Nothing waits
-for another thread under the lock of a tensor, and copies are made without it.
+Locks are reentrant: a signal handler may close the communicator in a thread that holds one. Nothing waits for another
+thread under the lock of a tensor, and copies are made without it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _say(engine: Engine, peer: bytes, kind: MessageKind, number: int, body: byte
 
 def _listen(engine: Engine, transfer: StateTransfer, numbers: Iterable[int]) -> None:
     """Opens the channels of these offers for a transfer."""
-    with suppress(OSError):  # The engine is closed: the end is on its way.
+    with suppress(OSError):  # The engine is closed: end() will follow.
         for number in numbers:
             engine.open_channel(number, transfer.mailbox.fileno())
             transfer.mailbox.listen(engine, number)
@@ -117,7 +117,7 @@ class CopyPool:
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> mmap.mmap:
-        """Takes memory of `size` bytes: returned memory of exactly that size, else newly mapped."""
+        """Takes memory of `size` bytes: returned memory of exactly this size, or new memory."""
         with self._lock:
             for place, memory in enumerate(self._free):
                 if len(memory) == size:
@@ -133,7 +133,7 @@ class CopyPool:
             self._free.append(memory)
 
     def trim(self, sizes: Iterable[int]) -> None:
-        """Unmaps what tensors of these sizes have no use for."""
+        """Unmaps memory that tensors of these sizes cannot use."""
         wanted = Counter(sizes)
         with self._lock:
             free, self._free = self._free, []
@@ -164,12 +164,12 @@ class LentRegion(Region):
         self._copy: mmap.mmap | None = None
 
     def detach(self) -> None:
-        """Copies the tensor unless that was done; after this returns the tensor may be written."""
+        """Copies the tensor unless it has been copied; when this returns, the tensor may be written."""
         if self._copy is None:
             self._keep(self._copied())
 
     def _copied(self) -> mmap.mmap:
-        """Without the lock: the tensor itself may be read meanwhile."""
+        """A copy, made without the lock: the tensor itself may be read meanwhile."""
         memory = self._pool.take(self.nbytes)
         target = np.frombuffer(memory, np.uint8)
         begin = 0
@@ -218,8 +218,8 @@ class Offer:
     """A state that this peer offers to joiners, made by `Communicator.offer_state`. The next offer replaces it.
 
     Attributes:
-        revision: of the state.
-        error: why it has ended, if the offered memory was modified without `before_write`; else "".
+        revision: revision of the state.
+        error: why the offer has ended, if the offered memory was modified without `before_write`; else "".
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Offer:
         self._lock = threading.RLock()
         self._transfer: StateTransfer | None = None  # Set once the digests are computed.
         self._catalog = b""
-        self._askers: dict[bytes, None] = {}  # Peers that have asked: for the catalog, then for its end.
+        self._askers: dict[bytes, None] = {}  # Peers that have asked: they get the catalog, then the end.
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="zpccl-offer", daemon=True)
         self._ended = threading.Event()  # Of the thread.
@@ -252,20 +252,20 @@ class Offer:
 
     @property
     def is_open(self) -> bool:
-        """True until it is withdrawn, replaced, or its memory was modified without `before_write`."""
+        """True until the offer is withdrawn or replaced, or its memory is modified without `before_write`."""
         return not self._is_over
 
     @public
     def before_write(self, names: Iterable[str] | str | None = None) -> None:
         """Copies tensors that are about to be written, so that the offer keeps their present contents.
 
-        Does nothing for tensors that were copied before, by this method or by `offer_state`.
+        Does nothing for tensors that this method or `offer_state` has copied before.
 
         Args:
-            names: of the tensors, or of one; None: all.
+            names: names of the tensors, or the name of one; None: all.
 
         Raises:
-            InvalidArgument: there is no tensor of that name.
+            InvalidArgument: the offer has no tensor of that name.
         """
         if isinstance(names, str):
             names = [names]
@@ -276,7 +276,7 @@ class Offer:
                 self._regions[name].detach()
 
     def withdraw(self) -> None:
-        """Ends the offer. After this returns the tensors are not read any more. May be called twice."""
+        """Ends the offer. When this returns, the tensors are no longer read. May be called twice."""
         self.end()
         wait_for_end(self._thread, self._ended)
 
@@ -370,7 +370,7 @@ class Prefetch:
     Args:
         regions: the state by key.
         may_differ: keys whose contents may differ between peers.
-        kind: of the digests.
+        kind: kind of the digests.
         deadline_ns: when it gives up, on the monotonic clock.
         engine: sends messages.
         on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
@@ -391,8 +391,8 @@ class Prefetch:
         self._deadline_ns = deadline_ns
         self._engine = engine
         self._tell_moved = on_moved
-        # It protects everything below. Itself, not by the condition: Ctrl-C could leave that locked for ever, as it is
-        # written in Python, and the thread of the loop would wait for it.
+        # It guards everything below. Take it directly, not through the condition, which is written in Python: Ctrl-C
+        # could leave that locked for ever, and the thread of the loop would wait for it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._peers: set[bytes] | None = None  # Peers that may offer; None: not known yet.
@@ -406,7 +406,7 @@ class Prefetch:
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
-        self.revision: int | None = None  # What `run` returns, even if it is interrupted after all was written.
+        self.revision: int | None = None  # The result of `run`, even if it is interrupted after everything was written.
         self.rx_bytes = 0
 
     # --- For the loop -----------------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ class Prefetch:
                 text = f"peer {peer.hex()} offers another state than was asked for"
                 self._lines.write(logging.WARNING, text, time.monotonic_ns())
                 catalog = None
-            if self._gone.get(peer) == number:  # Its end has overtaken it.
+            if self._gone.get(peer) == number:  # The end of this offer has come before its catalog.
                 return self._ask(peer)
             self._told[peer] = (number, catalog)
             return self._changed.notify_all()
@@ -497,21 +497,21 @@ class Prefetch:
     def run(self) -> int | None:
         """Fetches an offer. Returns its revision; None: there was no offer, or the fetch was given up.
 
-        If it returns None the tensors are unchanged, except that keys that may differ may have another peer's contents.
+        If it returns None, the tensors are unchanged, but keys that may differ may hold another peer's contents.
         """
         while (sources := self._choose()) is not None:
             first, *_ = sources.values()
             free = {entry.key: entry.digest for entry in first.entries if entry.key in self._may_differ}
             rest = {entry.key: entry.digest for entry in first.entries if entry.key not in self._may_differ}
             alike = [peer for peer, catalog in sources.items() if catalog.entries == first.entries]
-            is_here = not free or self._fetch(alike, free, self._regions)  # The others may be fetched after it.
+            is_here = not free or self._fetch(alike, free, self._regions)  # The other keys may be fetched after it.
             if is_here and self._fetch(list(sources), rest, self._may_differ, first.revision):
                 return first.revision
         return None
 
     def _choose(self) -> dict[bytes, Catalog] | None:
-        """The peers with the highest offered revision, of these the largest set with equal contents. None: no offer
-        until the deadline."""
+        """Of the peers with the highest offered revision, the largest set with equal contents. None: no offer until the
+        deadline."""
         with self._lock:
             while not self._is_stopped:
                 now_ns = time.monotonic_ns()
@@ -540,7 +540,7 @@ class Prefetch:
     def _fetch(
         self, sources: list[bytes], wanted: dict[str, bytes], may_differ: Container[str], revision: int | None = None
     ) -> bool:
-        """Fetches these keys, the last ones of `revision`. False: the fetch failed."""
+        """Fetches these keys. False: the fetch failed. `revision`: set it on success, as these are the last keys."""
         transfer = StateTransfer(
             self._regions, self._post, self._report, self._kind, on_moved=self._on_moved, may_differ=may_differ
         )
@@ -592,7 +592,7 @@ class Prefetch:
             self._dropped = tuple(dropped)
             transfer = self._transfer
         assert transfer is not None
-        if fault == transfer.own_id:  # Whoever sends it.
+        if fault == transfer.own_id:  # This peer is at fault, whichever source is used.
             logger.warning("the prefetch is given up: %s", error)
             self.stop()
         transfer.end(commit=not error)
@@ -655,14 +655,14 @@ class Offers:
             self._replace(offer)
             try:
                 offer.start()
-            except BaseException:  # Ctrl-C, or there is no thread to be had: joiners would wait for an answer.
+            except BaseException:  # Ctrl-C, or no thread can be started: joiners would wait for an answer.
                 self._replace(None)
                 raise
             return offer
 
     @contextmanager
     def _renewing(self) -> Iterator[None]:
-        """Defers answers while the offer is replaced, so that no joiner is told that there is none."""
+        """Defers answers while the offer is replaced, so that no joiner hears that there is none."""
         with self._lock:
             self._waiting = {}
         try:
@@ -681,7 +681,7 @@ class Offers:
 
     def _replace(self, offer: Offer | None) -> None:
         if self._offer is not None:
-            self._offer.withdraw()  # Before it is forgotten: where a signal ends the waiting, the next call goes on.
+            self._offer.withdraw()  # Before it is forgotten: if a signal ends the wait, the next call goes on with it.
         with self._lock:
             if self._is_closed and offer is not None:
                 raise InvalidUsage("the communicator is closed")
@@ -720,7 +720,7 @@ class Offers:
             kind, number = _HEAD.unpack_from(data)
             if kind == MessageKind.TOLD and number:
                 catalog = _decoder.decode(data[_HEAD.size :])
-                number |= FREE_CHANNEL  # Whoever tells of another one shall not have it opened here.
+                number |= FREE_CHANNEL  # A peer must not make this one open any other channel.
             if number == DIGEST_CHANNEL:
                 raise struct.error("the number of no offer")
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):

@@ -31,9 +31,9 @@ class Region(ABC):
     """The memory of one tensor. Several threads may read it at the same time.
 
     Attributes:
-        name: of the tensor, for error messages.
-        datatype: of its elements.
-        count: of its elements, at least 1.
+        name: name of the tensor, for error messages.
+        datatype: type of its elements.
+        count: number of its elements, at least 1.
         nbytes: its size.
     """
 
@@ -45,7 +45,7 @@ class Region(ABC):
 
     @abstractmethod
     def read(self, offset: int, size: int) -> memoryview:
-        """The bytes `[offset, offset + size)` as they are now. The caller must not write to the view."""
+        """The present bytes `[offset, offset + size)`. The caller must not write to the view."""
 
     @abstractmethod
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
@@ -67,13 +67,13 @@ class HostRegion(Region):
     """Memory of this process.
 
     Args:
-        memory: where it is.
+        memory: the memory.
         name: for error messages.
     """
 
     def __init__(self, memory: TensorView, name: str) -> None:
         super().__init__(name, memory.datatype, memory.count)
-        # A torch tensor may be assigned other memory meanwhile; an alias keeps the present memory alive.
+        # A torch tensor may get other memory meanwhile; an alias keeps the present memory alive.
         self._owner = memory.owner.detach() if is_torch_tensor(memory.owner) else memory.owner
         self._address = memory.address
         self._memory: memoryview = _memory_at(memory.address, self.nbytes, _WRITABLE)
@@ -101,10 +101,10 @@ class DeviceRegion(Region):
     """Memory of a device.
 
     Args:
-        device: that holds it.
-        tensor: contiguous.
+        device: the device.
+        tensor: a contiguous tensor on it.
         name: for error messages.
-        datatype: of its elements.
+        datatype: type of its elements.
     """
 
     def __init__(self, device: Device, tensor: Any, name: str, datatype: DataType) -> None:

@@ -51,7 +51,7 @@ class TokenBucket:
         self._filled_ns: int | None = None
 
     def ready_ns(self, now_ns: int) -> int:
-        """The time from which on sending is allowed."""
+        """The earliest time at which sending is allowed."""
         with self._lock:
             self._fill(now_ns)
             return (
@@ -131,7 +131,7 @@ class Server:
     Args:
         contents: the served contents.
         post: sends messages.
-        is_local: whether a fetcher is on this host.
+        is_local: True if a fetcher is on this host.
         submit: queues a job for a worker.
         done: called in the worker with the result of a job; the owner then calls on_served().
         bucket: the upload limit, or None.
@@ -152,7 +152,7 @@ class Server:
         self._bucket = bucket
         self._jobs_max = jobs_max
         self._jobs = 0
-        self._rooms = 0  # How often room was told of.
+        self._rooms = 0  # Number of on_writable() calls.
         self._fetchers: dict[bytes, _Fetcher] = {}
         self._turns: deque[_Fetcher] = deque()
 
@@ -174,7 +174,7 @@ class Server:
             self._turns.remove(fetcher)
 
     def on_writable(self) -> None:
-        """Some link has room again: all are tried."""
+        """Some link is writable again: the server tries all."""
         self._rooms += 1
         for fetcher in self._turns:
             fetcher.is_blocked = False
@@ -189,7 +189,7 @@ class Server:
             return
         if result.left:
             fetcher.parcels.extend(result.left)
-            fetcher.is_blocked = self._rooms == result.rooms  # Else a link became writable meanwhile.
+            fetcher.is_blocked = self._rooms == result.rooms  # If not, a link became writable meanwhile.
 
     def pump(self, now_ns: int) -> int | None:
         """Starts as many jobs as allowed. Returns when to call it again without an event, or None."""

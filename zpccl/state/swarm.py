@@ -7,14 +7,14 @@ partial seed fetches the same state and has the blocks that it announces.
        ^                       |                              |
        +-- its source dropped -+------------------------------+ wrong: its source is dropped
 
-Each source has a request window in bytes: what it delivers in two of its shortest response times. So long paths and
-slow peers are used fully, and a source that dies costs little. Seeds are asked for the rarest blocks first, that is,
-those that no partial seed has. Fetchers begin at different positions, so that they soon have much to exchange. Endgame:
-when no block is waiting, an idle source is asked for blocks that a slow one has not delivered (at most two sources per
-block).
+Each source has a request window in bytes: the bytes that it delivers in two of its shortest response times. So long
+paths and slow peers are used fully, and a source that dies costs little. Seeds are asked for the rarest blocks first,
+that is, those that no partial seed has. Fetchers begin at different positions, so that they soon have much to exchange.
+Endgame: when no block is waiting, an idle source is asked for blocks that a slow one has not delivered (at most two
+sources per block).
 
-A source is dropped if it sends wrong bytes, or nothing for too long, or its link is lost; the blocks that were asked of
-it wait again. The fetch fails when no source is left.
+A source is dropped if it sends wrong bytes, or nothing for too long, or its link is lost; the blocks requested from it
+wait again. The fetch fails when no source is left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIST = -1
 """In place of the index of a block: the list of the digests of all blocks."""
 
 HAS_NOTHING = "it has nothing of what is missing"
-"""Why a partial seed is dropped that waits as its fetcher does: neither it nor the link to it is at fault."""
+"""Reason for dropping a partial seed that waits like its fetcher: neither it nor the link to it is at fault."""
 
 _ASKERS_MAX = 2
 _RATE_INTERVAL_NS = 500 * limits.MS
@@ -280,7 +280,7 @@ class Swarm:
         return asks
 
     def _take_turn(self, source: _Source, now_ns: int, asks: dict[bytes, list[Place]]) -> bool:
-        """Requests one message's worth from a source. False: nothing more to request from it now."""
+        """Requests blocks for one message from a source. False: nothing more can be requested from it now."""
         size = 0
         for place in self._choose(source):
             self._note(source, place, now_ns, asks)
@@ -355,7 +355,7 @@ class Swarm:
             deadlines = [self._moved_ns + limits.STATE_STALL_TIMEOUT_NS]
         if owing and len(owing) < len(self._sources) and not self._waiting:
             deadlines.append(now_ns + limits.STATE_STEAL_INTERVAL_NS)
-        # A deadline in the past is that of the last source, which is not dropped yet.
+        # A deadline in the past belongs to the last source, which is not dropped yet.
         return min((d if d > now_ns else now_ns + limits.SECOND for d in deadlines), default=None)
 
 

@@ -102,18 +102,18 @@ class StateTransfer:
         regions: the shared state by key.
         post: sends messages.
         report: called when the fetch has succeeded or failed, or the memory of this peer has changed.
-        kind: of the digests.
-        own_id: of this peer.
+        kind: kind of the digests.
+        own_id: id of this peer.
         upload: the upload limit, or None.
-        is_local: whether a peer is on this host.
+        is_local: True if a peer is on this host.
         on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
-        may_differ: keys that may hold anything where they are not fetched.
+        may_differ: keys that may hold any contents unless they are fetched.
 
     Attributes:
         digests: the digest of each tensor, computed by the constructor.
-        own_id: of this peer.
+        own_id: id of this peer.
         mailbox: takes the messages of the channel.
-        is_written: the sync was committed, and the tensors hold the elected contents.
+        is_written: True once the sync was committed and the tensors hold the elected contents.
         tx_bytes, rx_bytes: bytes sent and received.
     """
 
@@ -191,7 +191,7 @@ class StateTransfer:
             fetch: the elected digests of the keys to fetch. Empty: only serve.
             begin: relative start position, from 0 to 1. It differs between fetchers, so that they have more to
                 exchange.
-            engine: that of the channel, unless the mailbox listens to all its channels already.
+            engine: the engine of the channel, unless the mailbox listens to all its channels already.
         """
         self.mailbox.put(_Start(attempt_id, sources, partial_seeds, fetch, begin, engine))
 
@@ -220,10 +220,10 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
-            for item in items:  # Who keeps the traceback of an interrupt keeps them alive, and the engine has a bound.
+            for item in items:  # A kept traceback of an interrupt would keep them, and the engine bounds their bytes.
                 if isinstance(item, MessageReceived):
                     item.body.release()
-            del self._server  # It refers to this object, so what was fetched would wait for the collector of garbage.
+            del self._server  # It refers to this object: the cycle would keep fetched blocks until garbage collection.
 
     def _wait(self) -> list[_Item]:
         """Waits for the mailbox or the next deadline; returns the items."""
@@ -312,7 +312,7 @@ class StateTransfer:
             self._drop(peer, error.message)
         except OSError:
             pass  # The engine is closed: end() will follow.
-        if not is_kept:  # After Ctrl-C a worker may have it or not: who drops it last releases it.
+        if not is_kept:  # After Ctrl-C a worker may still have it: then the last one that drops it releases it.
             body.release()
 
     def _on_message(self, peer: bytes, message: Want | Have | Request | BlockList) -> None:
@@ -469,7 +469,7 @@ class StateTransfer:
 
     def _on_want(self, peer: bytes) -> None:
         """Announces all blocks of this peer to a fetcher that has sent Want; new ones follow in _announce()."""
-        if self._plan is None or peer in self._followers:  # None: nobody that is told of this peer asks so early.
+        if self._plan is None or peer in self._followers:  # No plan yet: peers that know of this one ask later.
             return
         if self._swarm is None or self._swarm.is_done:
             self._tell(peer, Have(True, ()))

@@ -39,7 +39,7 @@ class Workers:
         self._threads: list[tuple[threading.Thread, threading.Event]] = []  # Each with its end.
 
     def submit(self, job: Job) -> None:
-        """Queues a job, or runs it where there are no threads."""
+        """Queues a job, or runs it here if there are no threads."""
         self._jobs.put(job)
         if len(self._threads) < self.count:
             ended = threading.Event()
@@ -47,7 +47,7 @@ class Workers:
             self._threads.append((thread, ended))
             try:
                 thread.start()
-            except RuntimeError:  # The system has no more of them: those that are there have to do.
+            except RuntimeError:  # The system cannot start another thread: go on with those that run.
                 self._threads.pop()
                 self.count = len(self._threads)
         if not self.count:
@@ -98,11 +98,12 @@ def wait_for_end(
     timeout_ns: int | None = None,
     wait: Callable[[float], bool] | None = None,
 ) -> None:
-    """Waits for the end of a thread, which sets `ended` then, after interrupts, too; for `timeout_ns` at most.
+    """Waits until a thread has ended, for `timeout_ns` at most; the thread sets `ended` at its end.
 
-    `wait` waits for `ended` for some seconds, and tells whether it is set; None: by itself.
+    It also waits after an earlier wait was interrupted. `wait` waits for `ended` for some seconds and returns whether
+    it is set; None: `ended.wait`.
 
-    Does nothing if that thread calls it, has not been started, or is the parent's of this process.
+    Does nothing if that thread calls it, has not been started, or belongs to the parent process.
     """
     if thread is threading.current_thread() or thread not in threading.enumerate():
         return
@@ -119,8 +120,8 @@ def wait_for_end(
 def despite_interrupts(action: Callable[[], None]) -> None:
     """Runs an idempotent action to its end: restarts it after an interrupt, which is raised at the end.
 
-    An interrupt is Ctrl-C, or what another signal handler raises, perhaps several times. An action that fails itself
-    fails each time.
+    An interrupt is Ctrl-C or an exception of another signal handler, perhaps several times. An action that fails by
+    itself fails each time, and its error is raised after _TRIES_MAX tries.
     """
     interrupt: BaseException | None = None
     tries_left = _TRIES_MAX
@@ -141,8 +142,8 @@ def in_parallel(function: Callable[[_PartT], None], parts: Iterable[_PartT], cou
     """Calls a function with each part, in this thread and `count - 1` others, which have ended when this returns.
 
     Raises:
-        Exception: the first exception of the function, raised after the threads have ended. Parts that were not begun
-            by then are skipped.
+        Exception: the first exception of the function, raised after the threads have ended. Parts that have not begun
+            when it occurs are skipped.
     """
     workers = Workers(count - 1)
     errors: list[BaseException] = []

@@ -11,20 +11,20 @@ from zpccl.torch.process_group import ProcessGroup
 
 
 def register() -> None:
-    """Makes "zpccl" a name that `init_process_group` and `new_group` know, for tensors on the CPU and on GPUs."""
+    """Registers "zpccl" for `init_process_group` and `new_group`, for tensors on the CPU and on GPUs."""
     dist.Backend.register_backend("zpccl", _make, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _make(options: Any, backend_options: Any) -> ProcessGroup | DeviceBackend:
-    """What torch calls for each new group, on its ranks."""
+    """Makes a new group. torch calls it on each rank of the group."""
     del backend_options
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     if getattr(options, "enable_reconfigure", False):  # Of torch 2.14.
         group = ProcessGroup(rank, size, timeout, None)
     else:
-        # Of the default group torch does not list the ranks.
+        # torch does not list the ranks of the default group.
         is_default = not options.global_ranks_in_group
         group = ProcessGroup.of_all(options.store, rank, size, timeout, is_default=is_default)
-    if CAN_BE_MADE and options.process_group.name() != "custom":  # Another device's backend is the first of the group.
+    if CAN_BE_MADE and options.process_group.name() != "custom":  # The group's first backend is for another device.
         return DeviceBackend(group)
     return group

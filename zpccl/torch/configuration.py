@@ -1,12 +1,12 @@
-"""One configuration of a process group: ranks that are fixed, the peers that they are, and what this rank has issued.
+"""One configuration of a process group: its fixed ranks, the peer of each rank, and the collectives that it issued.
 
-torch's ranks are fixed, zpccl's peers come and go. So a configuration ends with the first rank that is lost, with a
-typed error in all that it has issued; the process group may get another one then (`ProcessGroup.reconfigure`). What
-has been issued belongs to its configuration: it fails with that, and does not touch the next one.
+torch's ranks are fixed, zpccl's peers come and go. So a configuration ends when the first rank is lost, and all its
+collectives in flight fail with a typed error. The process group may then get another one (`ProcessGroup.reconfigure`).
+A collective belongs to its configuration: it fails with that, and does not affect the next one.
 
-Threads: any may call. The lock guards error, tags and pairs; nothing waits under it, unless a signal handler ends the
-configuration there. So the peer's thread, for whose end that waits, does not take it. Futures are completed, and their
-callbacks run, in threads of the configuration, of which there are as many as wait at a time.
+Any thread may call. The lock guards error, tags and pairs. Nothing waits under it, unless a signal handler interrupts
+its holder and ends the configuration: that waits until the peer's thread has ended, so the peer's thread must not take
+the lock. Threads of the configuration, as many as wait at the same time, complete futures and run their callbacks.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Configuration:
     """The ranks of a process group from their meeting to the first loss.
 
     Attributes:
-        rank: of this process.
-        size: ranks there are.
-        ranks: the rank of each row of an all-gather, which come in order of peer ids.
-        rows: the same as a tensor.
-        is_in_order: True if that is the order of ranks.
+        rank: rank of this process.
+        size: number of ranks.
+        ranks: the rank of each row of an all-gather; rows are in order of peer ids.
+        rows: `ranks` as a tensor.
+        is_in_order: True if rows are in order of ranks.
         error: why it has ended; None while it works.
-        failure: the same, where it has failed; None where it works, or was left.
+        failure: the same if it has failed; None while it works, and after this rank has left.
     """
 
     def __init__(self, members: Membership) -> None:
         self.rank, self.size = members.rank, members.size
         self.ranks = members.ranks
-        self.rows = torch.tensor(members.ranks, device="cpu")  # Whatever torch's default is.
+        self.rows = torch.tensor(members.ranks, device="cpu")  # Whatever torch's default device is.
         self.is_in_order = members.ranks == tuple(range(members.size))
         self.error: PCCLError | None = None
         self.failure: PCCLError | None = None
@@ -68,7 +68,7 @@ class Configuration:
 
     @classmethod
     def none(cls, rank: int, size: int) -> Configuration:
-        """Where there has been none yet: whatever is issued is refused."""
+        """The configuration of a group that has no ranks yet: it refuses every collective."""
         configuration = cls(Membership(rank, size, None, tuple(range(size)), None, dist.HashStore()))
         configuration.error = InvalidUsage("the process group has no ranks yet: call reconfigure")
         return configuration
@@ -78,7 +78,7 @@ class Configuration:
         """The communicator of this rank.
 
         Raises:
-            InvalidUsage: there is only one rank, which needs none.
+            InvalidUsage: the only rank of a group has no communicator.
         """
         if self._members.communicator is None:
             raise InvalidUsage("a process group of one rank has no communicator")
@@ -90,65 +90,65 @@ class Configuration:
         launch: Callable[[Communicator, int], AsyncReduceHandle],
         timeout: timedelta,
     ) -> AsyncReduceHandle:
-        """Makes a call of the communicator, at the next tag of calls with this signature.
+        """Makes a call of the communicator, at the next tag of this signature.
 
         Args:
-            signature: kind, elements, dtype and what else all ranks must agree on.
-            launch: makes the call, at the tag that it is given.
-            timeout: how long to wait for the call that has the tag, if as many as there are tags are in flight.
+            signature: kind, elements, dtype and all else that all ranks must agree on.
+            launch: makes the call, at the given tag.
+            timeout: how long to wait for the earlier call with this tag, if all tags of the signature are in flight.
         """
-        self.check()  # Also before: after a fork the lock may stay locked.
+        self.check()  # Also before the lock: after a fork it may stay locked.
         with self._lock:
             self.check()
             tag = self._tags.next(signature)
             before = self._in_flight.get(self._latest.get(tag, -1))
         try:
             if before is not None:
-                before.wait(timeout.total_seconds())  # Its own Work says what became of it.
+                before.wait(timeout.total_seconds())  # Its own Work reports its outcome.
             if self.communicator.world_size < self.size:
                 raise PeerLost(f"{self.communicator.world_size} of {self.size} ranks are left")
             handle = launch(self.communicator, tag)
         except InvalidArgument:
-            raise  # The same on all ranks, or this one is at fault: it may still issue what the others wait for.
-        except (RuntimeError, MemoryError) as error:  # Those of torch, too, where there is no room for copies.
+            raise  # All ranks get the same error, or this one may still issue the call that the others wait for.
+        except (RuntimeError, MemoryError) as error:  # Also torch's errors, if there is no memory for copies.
             raise copy.copy(self.fail(as_own(error))) from error
         number = self._latest[tag] = next(self._numbers)
         self._in_flight[number] = handle
-        # What the handle refers to must not refer to it.
+        # The callback must not refer to the handle, which refers to the callback.
         handle.add_done_callback(lambda: self._in_flight.pop(number, None))
         return handle
 
     @contextlib.contextmanager
     def in_full(self) -> Iterator[None]:
-        """For what the others count as a whole: Ctrl-C in the middle ends the configuration, and what torch raises."""
+        """For several calls that the other ranks count as one: Ctrl-C or a torch error in it ends the configuration."""
         try:
             yield
         except PCCLError:
-            raise  # It has ended, unless it may go on.
+            raise  # `issue` has ended the configuration where necessary.
         except BaseException as error:
             self.fail(as_own(error) if isinstance(error, (RuntimeError, MemoryError)) else interruption())
             raise
 
     def pair(self, other: int, timeout: timedelta) -> Pair:
-        """This rank and another one, for messages. They meet, within `timeout`, at the first message."""
+        """This rank and another one, for messages. They meet at the first message, within `timeout`."""
         self.check()  # As in `issue`.
         with self._lock:
             self.check()
             if other not in self._pairs:
                 low, high = sorted((self.rank, other))
-                # A client of a store of its own: one that waits for a key lets no other thread at it.
+                # The pair needs its own client of the store: a client that waits for a key blocks other threads.
                 store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store.clone())
                 self._pairs[other] = Pair(store, is_lower=self.rank == low, timeout=timeout)
             return self._pairs[other]
 
     def store_of(self, ranks: Sequence[int]) -> Any:
-        """The store in which some of the ranks meet to be a group of their own."""
+        """The store in which some of the ranks meet to form a separate group."""
         return claimed(dist.PrefixStore(f"only/{'-'.join(map(str, ranks))}", self._members.store), str(self.rank))
 
     def fail(self, error: PCCLError) -> PCCLError:
-        """Ends the configuration: this rank leaves, so that no other waits for what it will not issue any more.
+        """Ends the configuration: this rank leaves, so that no other waits for collectives that it will not issue.
 
-        Returns the error that it has ended with: the first one. In a child process made by fork nothing ends.
+        Returns the first error that ended the configuration. In a child process made by fork nothing ends.
         """
         if self._pid != os.getpid():
             return error
@@ -164,26 +164,27 @@ class Configuration:
         return error
 
     def run_later(self, function: Callable[[], object]) -> None:
-        """Has a thread of the configuration call a function soon."""
+        """Runs a function soon in a thread of the configuration."""
         try:
             self._threads.submit(function)
-        except RuntimeError:  # They have been ended, by `leave` or by the end of the program.
+        except RuntimeError:  # `leave` or the end of the program has ended these threads.
             try:
                 thread = threading.Thread(target=function, name="zpccl-torch", daemon=True)
                 _late_threads.add(thread)
                 thread.start()
-            except RuntimeError:  # There is none to have.
+            except RuntimeError:  # No thread can be started.
                 function()
 
     def leave(self, error: PCCLError, *, is_orderly: bool) -> None:
-        """Leaves the run. What is in flight fails; what is issued later raises `error`, or an earlier one.
+        """Leaves the run. Collectives in flight fail; later ones raise `error`, or an earlier error.
 
         Args:
-            error: what to tell.
-            is_orderly: where the master is in this process, it goes on until the others have left, for a while.
+            error: the error for later collectives.
+            is_orderly: True: a master in this process goes on until the others have left, for TORCH_LEAVE_TIMEOUT at
+                most.
         """
         if self._pid != os.getpid():
-            return  # The ranks are the parent's.
+            return  # The ranks belong to the parent.
         with self._lock:
             if self._is_left:
                 return
@@ -197,20 +198,20 @@ class Configuration:
         self._threads.shutdown(wait=False)
 
     def check(self) -> None:
-        """Raises the error that it has ended with, if it has. A child process made by fork has no ranks."""
+        """Raises the error that ended the configuration, if any, or an error in a child process made by fork."""
         if self._pid != os.getpid():
             raise InvalidUsage("the process group belongs to the parent process; make a new one after fork")
         if self.error is not None:
-            raise copy.copy(self.error)  # Raising writes to it, and several threads may.
+            raise copy.copy(self.error)  # Raising modifies the error, and several threads may raise it.
 
 
 _late_threads: Living[threading.Thread] = Living()
 
 
 def wait_for_late_threads() -> None:
-    """Waits, for a while, for callbacks that run at the end of the program.
+    """Waits, for TORCH_LEAVE_TIMEOUT at most, for callbacks that run at the end of the program.
 
-    Python would end their threads in the middle, and the C++ of torch that calls them then aborts the process.
+    Otherwise Python ends their threads in the middle, and torch's C++ code that calls them aborts the process.
     """
     deadline = time.monotonic() + limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND
     for thread in _late_threads.all():
@@ -219,5 +220,5 @@ def wait_for_late_threads() -> None:
 
 
 def interruption() -> PCCLError:
-    """Why a configuration has ended whose rank has given up a call in the middle."""
+    """The error of a configuration whose rank has given up a call in the middle."""
     return InvalidUsage("Ctrl-C, or another exception of a signal handler, has ended a call in the middle")

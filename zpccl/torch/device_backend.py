@@ -1,8 +1,8 @@
-"""A process group as torch's backend of one device, in a group that has others for other devices. From torch 2.14 on.
+"""A process group as torch's backend for one device, beside other backends for other devices. From torch 2.14 on.
 
-torch takes a process group of Python for all devices. What is only a backend has its tensors sent to it by C++: the
-Works that come back there know `wait` and `get_future`, but neither `is_completed` nor `exception`. So zpccl makes
-backends only where torch wants one: for `"cpu:zpccl,cuda:nccl"`, and for `shrink_group`.
+torch uses a process group written in Python for all devices. A backend is called through C++, and Works that return
+through C++ offer `wait` and `get_future`, but neither `is_completed` nor `exception`. So zpccl makes a backend only
+where torch needs one: for `"cpu:zpccl,cuda:nccl"`, and for `shrink_group`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _OF_GROUP = (
 
 
 class DeviceBackend(Backend):
-    """Hands on to a process group whatever torch asks of it.
+    """Forwards all calls of torch to a process group.
 
     Attributes:
         group: the process group.
     """
 
-    # What is left out here is asked of C++, which asks for it here.
+    # torch looks for a missing attribute in the C++ class, which would ask for it here again.
     supports_coalescing = supports_splitting = supports_reconfigure = supports_time_estimate = supports_window = False
     supports_shrinking = True
 
@@ -41,7 +41,7 @@ class DeviceBackend(Backend):
 
     @property
     def options(self) -> Any:
-        """As those of the group."""
+        """The options of the group."""
         return self.group.options
 
 

@@ -1,8 +1,8 @@
-"""Handles: how ranks that no launcher has brought together find each other, to be configured anew.
+"""Handles: how ranks find each other without a launcher, to form a new configuration.
 
-torch asks each rank for a handle, has the program bring those of all ranks that are to take part to each of them, and
-gives them to `reconfigure`. Here a handle is the address of a store that its rank serves as long as its process group
-lives, and a secret of that rank. Ranks meet in the store of the first one, under a number that is new each time.
+torch asks each rank for its handle. The program gives the handles of all ranks that will take part to each of them, and
+torch passes these to `reconfigure`. A handle of zpccl is the address of a store that its rank serves as long as its
+process group lives, and a secret of that rank. Ranks meet in the store of the first one, under a new number each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Handle:
     """The handle of this rank, and the store behind it.
 
     Attributes:
-        text: what other ranks get.
+        text: the handle that other ranks get.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class Handle:
         """The store in which the ranks of a configuration meet.
 
         Args:
-            number: of the configuration.
+            number: number of the configuration.
             first: handle of its first rank.
-            timeout: of all that the store is asked for.
+            timeout: for every request to the store.
 
         Raises:
             InvalidArgument: `first` is no handle.
             OperationTimeout: its rank does not answer.
-            InvalidUsage: this rank has come to a configuration of this number and first rank before.
+            InvalidUsage: this rank has used this number with this first rank before.
         """
         address, _, secret = first.partition("/")
         if first == self.text:

@@ -1,9 +1,9 @@
 """A communication hook of DistributedDataParallel that outlives the loss of peers.
 
-DDP cuts the gradients into buckets, and cuts them anew after the first step, in the order in which they have become
-ready. A peer that joins later is in its first step when others are not, so buckets do not match between peers. The hook
-collects them, and reduces all gradients at once, in the order of the model's parameters. That gives up the overlap with
-the backward pass. In return a step is averaged over the same peers for all parameters.
+DDP divides the gradients into buckets, and forms new buckets after the first step, in the order in which gradients
+became ready. A peer that joins later is in its first step when others are not, so buckets do not match between peers.
+The hook collects the buckets and reduces all gradients at once, in the order of the model's parameters. This gives up
+the overlap with the backward pass. In return a step is averaged over the same peers for all parameters of a dtype.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ def fault_tolerant_hook(
     samples: Callable[[], float] | None = None,
     tag: int = 0,
 ) -> FaultTolerantHook:
-    """Makes a hook that averages gradients over the members of the communicator's group, whoever they are by then.
+    """Makes a hook that averages gradients over the present members of the communicator's group.
 
     Register it with `model.register_comm_hook(None, hook)`. DDP itself needs a process group of this process alone, for
-    example of `dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)`.
+    example `dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)`.
 
-    When a peer is lost, the hook tries again with those who are left. All of them get the same gradients, bit for bit,
-    or none does. A peer that is alone goes on with its own. Any other error ends the backward pass, as a RuntimeError
-    with its text: this peer may then lack gradients that others have used, and has to sync its state with them.
+    If a peer is lost, the hook tries again with the remaining peers. Either all of them get the same gradients, bit for
+    bit, or none does. A peer that is alone goes on with its own gradients. Any other error ends the backward pass, as a
+    RuntimeError with its text. This peer may then lack gradients that others have used: sync its state with them.
 
     Args:
-        communicator: connected. Peers join between steps, by `update_topology`.
-        parameters: of the model, in the same order on all peers: `model.parameters()`. On the CPU or one GPU, of
-            dtypes that can be reduced.
-        samples: tells, at the end of each backward pass, of how many samples this peer's gradients are the mean; they
-            are weighted so. Zero is allowed; where all have none, gradients are zero. 16-bit gradients then travel as
-            float32. None: all peers count alike.
-        tag: of the all-reduces, one for each dtype there is: they take as many tags from here on.
+        communicator: a connected communicator. Peers join between steps, by `update_topology`.
+        parameters: the parameters of the model, in the same order on all peers: `model.parameters()`. On the CPU or
+            one GPU, of dtypes that can be reduced.
+        samples: called at the end of each backward pass; returns the number of samples that this peer's gradients are
+            the mean of, which is their weight. Zero is allowed; if all peers return zero, the gradients are zero. With
+            it 16-bit gradients travel as float32. None: all peers have the same weight.
+        tag: tag of the first all-reduce. There is one all-reduce for each dtype, and each takes the next tag.
 
     Raises:
-        InvalidArgument: there is no parameter that has a gradient, they are on several devices, or `communicator` is
-            none.
+        InvalidArgument: no parameter has a gradient, the parameters are on several devices, or `communicator` is not a
+            Communicator.
     """
     return FaultTolerantHook(communicator, parameters, samples, tag)
 
@@ -57,7 +57,7 @@ class FaultTolerantHook:
     """The hook that `fault_tolerant_hook` makes.
 
     Attributes:
-        peer_ids: of the peers whose gradients the last step has averaged (`Communicator.peer_id`), in order.
+        peer_ids: sorted `Communicator.peer_id` of the peers whose gradients the last step averaged.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FaultTolerantHook:
         if len({parameter.device for parameter in trained}) > 1:
             raise InvalidArgument("the parameters are on several devices; the hook is for those on one")
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
-        self._parameters = trained  # Keeps the ids theirs.
+        self._parameters = trained  # Keeps them alive, so that their ids stay unique.
         self._used: set[int] = set()  # Places of parameters that have got a gradient in this step.
         for place, parameter in enumerate(trained):
             noting = parameter.register_post_accumulate_grad_hook(_noter(self._used, place))
@@ -84,8 +84,8 @@ class FaultTolerantHook:
         self._memory: dict[Any, tuple[Any, Any]] = {}
 
     def __call__(self, state: object, bucket: Any) -> Any:
-        """What DDP calls. Takes a bucket; with the last one, reduces all."""
-        if bucket.index() == 0:  # Also after a backward pass that has failed in the middle.
+        """Takes a bucket from DDP; after the last one, reduces all gradients."""
+        if bucket.index() == 0:  # Also after a backward pass that failed in the middle.
             self._gradients, self._buckets = {}, []
         if bucket.buffer().layout is not torch.strided:
             raise InvalidArgument("a gradient is sparse; make its layer with sparse=False")
@@ -99,7 +99,7 @@ class FaultTolerantHook:
         if bucket.is_last():
             try:
                 self._reduce()
-            finally:  # Also after an error: DDP is made anew then, and knows of no parameter that was used.
+            finally:  # Also after an error: then a new DDP object is made, for which no parameter has been used.
                 self._used.clear()
         return future
 
@@ -122,7 +122,7 @@ class FaultTolerantHook:
         self._gradients, self._buckets = {}, []
 
     def _average(self, places: list[int], dtype: Any, weight: float | None, tag: int) -> None:
-        """Averages gradients of one dtype, in place. Behind them travels, of each, whether this peer has used it."""
+        """Averages gradients of one dtype, in place. A flag for each, sent with them, says if this peer has used it."""
         gradients = [self._gradients[place] for place in places]
         count = sum(gradient.numel() for gradient in gradients)
         flags = slice(count, count + len(places))
@@ -139,7 +139,7 @@ class FaultTolerantHook:
             if weight > 0:
                 send[:count] *= weight
             else:
-                send[:count] = 0  # Also of what is not finite, as the mean of no samples may be.
+                send[:count] = 0  # Not a product: the mean of no samples may not be finite.
             send[-1] = weight
             self._all_reduce(send, recv, ReduceOp.SUM, tag)
             if recv[-1] > 0:
@@ -150,9 +150,9 @@ class FaultTolerantHook:
             self._give_to_unused(places, recv[flags].tolist())
 
     def _give_to_unused(self, places: list[int], used: list[float]) -> None:
-        """Gives parameters their gradients that this peer has not used, but others have (`used` is above 0).
+        """Sets the gradients of parameters that this peer has not used, but others have (`used` is above 0).
 
-        DDP asks its own process group whether others have, which is this process alone; so it leaves them out.
+        DDP leaves them out: it asks its own process group, which is this process alone, whether others have used them.
         """
         for place, flag in zip(places, used, strict=True):
             if place in self._used or not flag > 0:
@@ -164,7 +164,7 @@ class FaultTolerantHook:
                 parameter.grad.copy_(gradient)
 
     def _all_reduce(self, send: Any, recv: Any, op: ReduceOp, tag: int) -> None:
-        """All-reduces with those who are there. Each try that fails has lost a peer, so there are not many."""
+        """All-reduces among the present members. Each try that fails has lost a peer, so there are not many."""
         while True:
             try:
                 handle = self._communicator.all_reduce_async(send, recv, op=op, tag=tag)
@@ -188,4 +188,4 @@ def _noter(used: set[int], place: int) -> Callable[[Any], None]:
     return lambda _: used.add(place)
 
 
-FaultTolerantHook.__call__.__annotations__.clear()  # DDP would compare them with its own classes, and they are texts.
+FaultTolerantHook.__call__.__annotations__.clear()  # DDP compares annotations with its own classes; these are strings.

@@ -1,11 +1,11 @@
-"""send and recv: a message of one rank to another is a broadcast in a run of these two.
+"""send and recv: a message from one rank to another is a broadcast in a run of these two.
 
-Collectives are for all members of a run, so each pair of ranks that exchanges messages gets one of its own, with a
+A collective involves all members of a run, so each pair of ranks that exchanges messages gets its own run, with a
 master in the process of the lower rank, when the first message is sent or received. Messages of one direction and tag
 arrive in the order in which they are sent.
 
-Threads: what users call returns at once. A thread of each pair meets the other rank, and then makes the calls. It is a
-daemon, as it may wait for a rank that never comes. The lock guards what a pair knows; nothing waits under it.
+Calls of users return at once. Each pair has a thread that meets the other rank and then makes the calls. It is a daemon
+thread, as it may wait for a rank that never comes. The lock guards the state of a pair; nothing waits under it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from zpccl.types import ReduceInfo
 
 
 def as_own(error: Exception) -> PCCLError:
-    """An error of torch's, or of memory, as one of zpccl's."""
+    """Converts an error of torch, or a MemoryError, to one of zpccl."""
     return error if isinstance(error, PCCLError) else InternalError(f"{type(error).__name__}: {error}")
 
 
 class Message:
-    """A broadcast that begins once the two ranks have met, and messages before it are done. See `AsyncReduceHandle`."""
+    """A broadcast that begins once the two ranks have met and earlier messages are done. Like `AsyncReduceHandle`."""
 
     def __init__(self) -> None:
         self._begun: Answer[AsyncReduceHandle] = Answer()
@@ -47,9 +47,9 @@ class Message:
         self._error: PCCLError | None = None
 
     def begin(self, handle: AsyncReduceHandle) -> None:
-        """The call is made; its end ends the message."""
+        """The call is made; the message ends with it."""
         self._begun.set_result(handle)
-        ended = self._ended  # What the message refers to must not refer to it: both would stay for long.
+        ended = self._ended  # The callback must not refer to the message: in a cycle both would live too long.
         handle.add_done_callback(lambda: ended.set_result(None))
 
     def fail(self, error: PCCLError) -> None:
@@ -58,7 +58,7 @@ class Message:
         self._ended.set_result(None)
 
     def wait(self, timeout: float) -> tuple[bool, int, ReduceInfo | None]:
-        """As that of a handle; without an info if the message has not begun."""
+        """Like `wait` of a handle; the info is None if the message has not begun."""
         deadline = time.monotonic() + timeout
         if not wait(self._begun, timeout):
             self._error = OperationTimeout(f"the other rank has not come within {timeout:.1f} s")
@@ -78,11 +78,11 @@ class Message:
         return error if isinstance(error, PCCLError) else self._begun.result().exception()
 
     def done(self) -> bool:
-        """True once it has ended, with success or not."""
+        """True once it has succeeded or failed."""
         return self._ended.done()
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Has `callback` called once it has ended, as by a handle."""
+        """Calls `callback` once it has ended, as a handle does."""
         self._ended.add_done_callback(lambda _: callback())
 
     @property
@@ -95,7 +95,7 @@ class Pair:
     """This rank and another one.
 
     Args:
-        store: of the two alone.
+        store: a store of these two ranks alone.
         is_lower: True on the lower rank.
         timeout: for meeting.
     """
@@ -107,16 +107,16 @@ class Pair:
         self._is_closed = False
         self._counts: Counter[tuple[bool, int]] = Counter()  # Messages so far, by direction and tag.
         self._latest: dict[int, Message] = {}  # By tag of the call.
-        self._waiting: set[Message] = set()  # Those that have neither begun nor failed.
+        self._waiting: set[Message] = set()  # Messages that have neither begun nor failed.
         self._room = threading.Semaphore(limits.calls_in_flight_max(2))  # For messages that have begun.
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None comes last.
         self._store, self._timeout = store, timeout
         threading.Thread(target=self._run, name="zpccl-pair", daemon=True).start()
 
     def transfer(self, memory: Any, tag: int, *, is_sender: bool) -> Message:
-        """Sends a contiguous tensor to the other rank, or receives it there.
+        """Sends a contiguous tensor to the other rank, or receives one from it.
 
-        One on a GPU travels behind what is on the caller's stream now.
+        A tensor on a GPU is sent or received after the work that is on the caller's stream now.
         """
         message, from_lower = Message(), is_sender == self._is_lower
         behind: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -126,7 +126,7 @@ class Pair:
         with self._lock:
             number = self._counts[from_lower, tag]
             self._counts[from_lower, tag] += 1
-            # Both ranks count alike. A few call tags in turn, so that calls are planned ahead.
+            # Both ranks count alike. Messages use a few call tags in turn, so that calls are planned ahead.
             call_tag = (tag % 2**32 * 2 + from_lower) * limits.TORCH_TAGS_PER_SIGNATURE_MAX
             call_tag += number % limits.TORCH_TAGS_PER_SIGNATURE_MAX
             before, self._latest[call_tag] = self._latest.get(call_tag), message
@@ -139,7 +139,7 @@ class Pair:
                 if self._take(message):
                     message.fail(as_own(error))
                 return
-            self._room.acquire()  # What has begun ends when the pair is closed.
+            self._room.acquire()  # Closing the pair ends the messages that have begun.
             if not self._take(message):
                 return self._room.release()
             try:
@@ -157,12 +157,12 @@ class Pair:
         if before is None:
             self._submit(begin)
         else:
-            next_ones = [begin]  # Those before must not hold the tensors of all that come behind them.
+            next_ones = [begin]  # An earlier message must not keep the tensors of all later ones alive.
             before.add_done_callback(lambda: self._submit(next_ones.pop()))
         return message
 
     def close(self, *, is_orderly: bool) -> None:
-        """Leaves the run of the two. What is in flight fails."""
+        """Leaves the run of the two. Messages in flight fail."""
         with self._lock:
             is_first, self._is_closed, met = not self._is_closed, True, self._met
             waiting, self._waiting = self._waiting, set()
@@ -180,21 +180,24 @@ class Pair:
                 del self._latest[call_tag]
 
     def _take(self, message: Message) -> bool:
-        """True if a message is to begin, or fail, now: it has done neither."""
+        """True if a message has neither begun nor failed; the caller then begins or fails it."""
         with self._lock:
             is_waiting = message in self._waiting
             self._waiting.discard(message)
         return is_waiting
 
     def _submit(self, begin: Callable[[], object]) -> None:
-        """Has the thread begin a message. Once the pair is closed, that only tells it so."""
+        """Lets the thread begin a message. Once the pair is closed, `begin` only fails the message, in this thread."""
         with self._lock:
             if not self._is_closed:
                 return self._work.put(begin)
         begin()
 
     def _communicator(self) -> Communicator:
-        """That of the run, once the two have met. Only the thread waits here; others call once the pair is closed."""
+        """The communicator of the run, once the two have met. Only the pair's thread waits here.
+
+        Other threads call it only after the pair is closed.
+        """
         with self._lock:
             met, is_closed = self._met, self._is_closed
         if is_closed:
@@ -211,4 +214,4 @@ class Pair:
     def _run(self) -> None:
         while (begin := self._work.get()) is not None:
             begin()
-            del begin  # Else its tensor stays until the next message.
+            del begin  # Otherwise its tensor lives until the next message.

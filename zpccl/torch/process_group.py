@@ -1,6 +1,6 @@
 """`dist.init_process_group("zpccl")`: collectives of torch on a communicator.
 
-What ranks there are, and what becomes of collectives when one is lost, is in `configuration`. See docs/pytorch.md.
+`configuration` holds the ranks, and ends collectives when a rank is lost. See docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _DESTROYED = "the process group has been destroyed"
 
 @dataclass(frozen=True)
 class _Call:
-    """A call that can be made: what may be wrong with its tensor has been looked for.
+    """A call that can be made: its tensor has been checked.
 
     Attributes:
-        signature: what all ranks must agree on.
+        signature: the values that all ranks must agree on.
         launch: makes the call, at a tag.
         finish: see `Part`.
     """
@@ -60,17 +60,17 @@ class _Call:
 class ProcessGroup(dist.ProcessGroup):
     """A process group over a communicator. Made by `init_process_group` and `new_group`.
 
-    The methods are torch's own, with its arguments; users call them by `torch.distributed`.
+    The methods are torch's own, with its arguments; users call them through `torch.distributed`.
     Tensors are on the CPU or a GPU.
 
     Args:
-        rank: of this process.
-        size: ranks there are.
+        rank: rank of this process.
+        size: number of ranks.
         timeout: see below.
-        members: the ranks; None: `reconfigure` will say who they are, again and again.
+        members: the ranks; None: `reconfigure` sets them, as often as needed.
 
     Attributes:
-        timeout: of what is issued from now on, and of meeting.
+        timeout: for meeting, and for collectives that are issued from now on.
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta, members: Membership | None) -> None:
@@ -83,14 +83,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     @classmethod
     def of_all(cls, store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool = False) -> ProcessGroup:
-        """A group of ranks that meet in a store; see `meet`."""
+        """Makes a group of ranks that meet in a store; see `meet`."""
         return cls(rank, size, timeout, meet(store, rank, size, timeout, is_default=is_default))
 
     def getBackendName(self) -> str:
         """The name of the backend."""
         return "zpccl"
 
-    # torch keeps the name with the backends of a group, and there are none beside a group in Python.
+    # torch keeps the name in the backends of a group, and a group written in Python has none.
     def setGroupName(self, name: str) -> None:
         """Takes the name that torch gives to the group."""
         self._name = name
@@ -104,7 +104,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._rank
 
     def getSize(self) -> int:
-        """Ranks there are."""
+        """The number of ranks."""
         return self._size
 
     @property
@@ -122,7 +122,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def failure(self) -> PCCLError | None:
-        """The same, where a collective has failed; None while it works, and where this rank has left it."""
+        """The same if a collective has failed; None while the group works, and after this rank has left it."""
         return self._configuration.failure
 
     @property
@@ -130,52 +130,52 @@ class ProcessGroup(dist.ProcessGroup):
         """The communicator of this rank.
 
         Raises:
-            InvalidUsage: there is only one rank, which needs none.
+            InvalidUsage: the only rank of a group has no communicator.
         """
         return self._configuration.communicator
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets what `Work.wait` waits for at most, of collectives that are issued from now on."""
+        """Sets the timeout of `Work.wait` for collectives that are issued from now on."""
         self.timeout = timeout
 
     def shutdown(self) -> None:
-        """Leaves the run. What is in flight fails."""
+        """Leaves the run. Collectives in flight fail."""
         self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=True)
         self._handle = None
 
     def abort(self) -> None:
-        """Leaves the run at once. What is in flight fails, here and on all other ranks."""
+        """Leaves the run at once. Collectives in flight fail, here and on all other ranks."""
         self._configuration.leave(InvalidUsage(_DESTROYED), is_orderly=False)
 
     # --- Other ranks ------------------------------------------------------------------------------------------------
 
     @property
     def supports_reconfigure(self) -> bool:
-        """True if the group was made to be given ranks by `reconfigure`, and has not been destroyed."""
+        """True if the group was made for `reconfigure`, and has not been destroyed."""
         return self._handle is not None
 
     def get_reconfigure_handle(self) -> str:
-        """What `reconfigure` needs of this rank, always the same; torch's `_get_reconfigure_handle`.
+        """The handle of this rank for `reconfigure`, always the same; torch's `_get_reconfigure_handle`.
 
         Raises:
-            InvalidUsage: the group is not for that.
+            InvalidUsage: the group was not made for `reconfigure`, or has been destroyed.
         """
         return self._own_handle().text
 
     def reconfigure(self, opts: Any) -> Work:
         """Gives the group the ranks that have these handles; torch's `_reconfigure`. All of them must call it.
 
-        Returns once they have met. Ranks of before are over, if they are not yet: what they have in flight fails.
+        Returns once they have met. The earlier ranks end, if they have not ended yet: their collectives in flight fail.
 
         Args:
-            opts: `uuid`, a number that is new each time, `handles`, in the order of ranks, or a set of them, and
-                `timeout`, or None for that of the group.
+            opts: `uuid`: a number that is new each time. `handles`: a list in the order of ranks, or a set. `timeout`:
+                None for that of the group.
 
         Raises:
-            InvalidArgument: the handle of this rank is not among them, or one is there twice.
-            InvalidUsage: the group is not for that, or the number was used before.
-            OperationTimeout: not all ranks came in time.
-            PeerLost: a rank was lost while they met. After any of these two it may be tried again, with another number.
+            InvalidArgument: the handle of this rank is not among the handles, or one is there twice.
+            InvalidUsage: the group was not made for `reconfigure`, or the number was used before.
+            OperationTimeout: not all ranks came in time. The call may be tried again, with another number.
+            PeerLost: a rank was lost while they met. The same applies.
         """
         own = self._own_handle()
         handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
@@ -189,12 +189,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self._issue([], [])
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> DeviceBackend:
-        """A group of the other ranks, in their order, as the backend that torch's `shrink_group` makes a group of.
+        """A group of the other ranks, in their order, as a backend from which torch's `shrink_group` makes a group.
 
         All of them must call it. This group stays as it is.
 
         Raises:
-            OperationTimeout, PeerLost: as by `reconfigure`.
+            OperationTimeout, PeerLost: as in `reconfigure`.
             InvalidUsage: this rank has tried it before with the same ranks.
         """
         del shrink_flags, opts_override
@@ -203,7 +203,7 @@ class ProcessGroup(dist.ProcessGroup):
         return DeviceBackend(ProcessGroup.of_all(store, left.index(self._rank), len(left), self.timeout))
 
     def get_backend(self, device: Any) -> ProcessGroup:
-        """The group itself: whom torch asks what can be done for tensors of a device."""
+        """The group itself. torch asks the result for its features."""
         del device
         return self
 
@@ -211,24 +211,24 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        """The devices whose tensors the group takes. torch asks when it saves or loads checkpoints."""
+        """The devices whose tensors the group accepts. torch asks for them when it saves or loads checkpoints."""
         return [torch.device("cpu"), torch.device("cuda")]
 
     supports_shrinking = True
     supports_coalescing = supports_splitting = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """False: any memory will do."""
+        """False: the group needs no special memory."""
         del device
         return False
 
     @property
     def options(self) -> Any:
-        """The backend's name and timeout, as torch's backends have them."""
+        """The backend's name and timeout, in torch's form."""
         return Backend.Options(self.getBackendName(), timeout=self.timeout)
 
     def get_error(self) -> Any:
-        """The kind of error with which the group has failed, as an `ErrorType` of torch."""
+        """The kind of error that the group failed with, as an `ErrorType` of torch."""
         failure = self.failure
         if failure is None:
             return ErrorType.SUCCESS
@@ -255,7 +255,7 @@ class ProcessGroup(dist.ProcessGroup):
         return [_Call((kind, tensor.numel(), tensor.dtype, detail), launch, finish)]
 
     def _issue(self, calls: Sequence[_Call], outputs: Any, options: Any = None) -> Work:
-        """Makes all calls of a collective, or none if the tensor of one is refused: it comes here then for none."""
+        """Makes all calls of a collective. All tensors have been checked before, so that a bad one stops all calls."""
         self._configuration.check()
         issue = self._configuration.issue
         with self._configuration.in_full():
@@ -274,13 +274,13 @@ class ProcessGroup(dist.ProcessGroup):
         return self.allreduce_coalesced(tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Work:
-        """Reduces several tensors of each rank, in place, each by a call of its own. `opts` may be an operation."""
+        """Reduces several tensors of each rank, in place, with one call each. `opts` may be an operation."""
         op = getattr(opts, "reduceOp", opts or dist.ReduceOp.SUM)
         calls = [call for tensor in tensors for call in self._reduce(tensor, tensor, op)]
         return self._issue(calls, tensors, opts)
 
     def reduce(self, tensors: list[Any], opts: Any) -> Work:
-        """Reduces a tensor of each rank for the root. It is an all-reduce: others have only their copy for nothing."""
+        """Reduces a tensor of each rank for the root, with an all-reduce: the other ranks discard the result."""
         (tensor,) = tensors
         output = tensor if opts.rootRank == self._rank else None
         return self._issue(self._reduce(tensor, output, opts.reduceOp), tensors, opts)
@@ -314,11 +314,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self._issue(self._scatter_sums(output, torch.cat(rows), opts.reduceOp), [output], opts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Reduces a tensor and gives each rank its part, in order of ranks."""
+        """Reduces a tensor and gives each rank one part, in order of ranks."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
-        """The same of several tensors, each by a call of its own."""
+        """The same for several tensors, with one call each."""
         opts = opts or dist.ReduceScatterOptions()
         calls: list[_Call] = []
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -330,7 +330,7 @@ class ProcessGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _scatter_sums(self, output: Any, memory: Any, op: Any) -> list[_Call]:
-        """Reduces `memory`, whose parts are in order of rows, and which has the dtype of `output`, or bytes of it."""
+        """Reduces `memory`, whose parts are in order of rows. It has the dtype of `output`, or holds its bytes."""
         operation, factor = _operation(op, output)
         _check_count(memory.numel(), output.numel() * self._size, "input elements")
         if factor is not None:
@@ -394,7 +394,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._issue(self._gather(tensor, functools.partial(self._copy_rows, outputs)), output_tensors, opts)
 
     def allgather_coalesced(self, output_lists: list[list[Any]], inputs: list[Any], opts: Any = None) -> Work:
-        """The same of several tensors, each by a call of its own. There is a list for each rank."""
+        """The same for several tensors, with one call each. There is one output list for each rank."""
         _check_count(len(output_lists), self._size, "output lists")
         calls: list[_Call] = []
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
@@ -407,7 +407,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Any], inputs: list[Any], opts: Any = None) -> Work:
-        """The same of several tensors, each by a call of its own."""
+        """The same for several tensors, with one call each."""
         calls: list[_Call] = []
         for output, tensor in zip(outputs, inputs, strict=True):
             calls += self._gather_into(output, tensor)
@@ -427,7 +427,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._issue(self._gather(tensor, functools.partial(self._copy_rows, outputs)), outputs, opts)
 
     def gather_single(self, output: Any, input: Any, opts: Any) -> Work:
-        """Gives the root the tensors of all, one after the other in one tensor, as an all-gather does."""
+        """Gives the root the tensors of all, one after the other in one tensor. It is an all-gather."""
         if opts.rootRank != self._rank:
             return self._issue(self._gather(input, None), [], opts)
         return self._issue(self._gather_into(output, input), [output], opts)
@@ -439,11 +439,11 @@ class ProcessGroup(dist.ProcessGroup):
         is_in_order = self._configuration.is_in_order
         if is_in_order and self._size > 1 and output.is_contiguous() and not _overlap(output, tensor):
             return self._gather(tensor, None, plain)
-        # A view, where torch can make one of a tensor with gaps; else it is copied once more.
+        # If the output has gaps, torch makes a view where it can; otherwise the rows are copied once more.
         return self._gather(tensor, lambda rows: _copy(output, self._in_rank_order(rows)))
 
     def _gather(self, tensor: Any, finish: Callable[[Any], object] | None, recv: Any = None) -> list[_Call]:
-        """All-gathers; `finish` gets the rows, each flat, of the dtype that travels."""
+        """All-gathers. `finish` gets the rows, each flat, in the dtype that travels."""
         memory = _contiguous(_bytes_if_needed(tensor))
         if self._size == 1 or memory.numel() == 0:
             if finish is not None:
@@ -462,8 +462,8 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> Work:
         """Gives each rank a part of each rank's tensor.
 
-        Without split sizes, which all ranks must leave out then, parts are equal. Else all parts travel as long as the
-        longest, and the call blocks until the ranks have agreed on its length.
+        If all ranks leave out the split sizes, parts are equal. Otherwise every part is padded to the longest one, and
+        the call blocks until the ranks have agreed on this length.
         """
         _check_dtype(output, input)
         if not output_split_sizes and not input_split_sizes:
@@ -480,7 +480,7 @@ class ProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def alltoall(self, output_tensors: list[Any], input_tensors: list[Any], opts: Any = None) -> Work:
-        """Sends one tensor to each rank. All travel as long as the longest, on whose length the ranks agree first."""
+        """Sends one tensor to each rank. All are padded to the longest one, on whose length the ranks agree first."""
         return self._exchange_uneven(output_tensors, input_tensors, output_tensors, opts)
 
     def _exchange_uneven(self, outputs: list[Any], inputs: list[Any], result: list[Any], opts: Any) -> Work:
@@ -523,11 +523,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self._transfer(tensors, destination, tag, is_sender=True)
 
     def recv(self, tensors: list[Any], source: int, tag: int) -> Work:
-        """Receives what one rank sends."""
+        """Receives a tensor from one rank."""
         return self._transfer(tensors, source, tag, is_sender=False)
 
     def recv_anysource(self, tensors: list[Any], tag: int) -> Work:
-        """Not there.
+        """Not supported.
 
         Raises:
             InvalidUsage: always.
@@ -550,7 +550,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work([Part(message, finish)], tensors, size=2)
 
     def _in_row_order(self, tensor: Any) -> Any:
-        """The parts of a tensor, one for each rank, in the order in which they travel. Not always a copy."""
+        """The parts of a tensor, one for each rank, in the order of rows. Not always a copy."""
         _check_count(tensor.numel() % self._size, 0, "elements beyond equal parts")
         memory = _contiguous(tensor)
         if self._configuration.is_in_order or memory.numel() == 0:
@@ -566,13 +566,13 @@ class ProcessGroup(dist.ProcessGroup):
         return ordered.view(-1)
 
     def _copy_rows(self, outputs: Sequence[Any], rows: Any) -> None:
-        """Gives the outputs, which are in order of ranks, their rows, or as much of them as they hold."""
+        """Copies rows to the outputs, which are in order of ranks: of each row as much as its output holds."""
         for row, rank in enumerate(self._configuration.ranks):
             _copy(outputs[rank], rows[row][: _travelling_count(outputs[rank])])
 
 
 _open_groups: Living[ProcessGroup] = Living()
-os.register_at_fork(after_in_child=_open_groups.clear)  # The ranks are the parent's.
+os.register_at_fork(after_in_child=_open_groups.clear)  # The ranks belong to the parent.
 
 
 @atexit.register
@@ -587,10 +587,10 @@ def _leave_at_exit() -> None:
 
 
 def _operation(op: Any, tensor: Any) -> tuple[ReduceOp, Any]:
-    """zpccl's operation, and what each input is multiplied by before, or None.
+    """zpccl's operation, and the factor by which each input is multiplied before, or None.
 
     Raises:
-        InvalidArgument: there is no such operation, or not of this dtype.
+        InvalidArgument: the operation is not supported, or not for this dtype.
     """
     found = next((ours for theirs, ours in _OPERATIONS if op == theirs), None)
     if found is None:
@@ -613,18 +613,18 @@ def _is_known(dtype: Any) -> bool:
 
 
 def _travelling_count(tensor: Any) -> int:
-    """How many elements `_bytes_if_needed` makes of a tensor."""
+    """The number of elements of the result of `_bytes_if_needed`."""
     return int(tensor.numel() * (1 if _is_known(tensor.dtype) else tensor.element_size()))
 
 
 def _bytes_if_needed(tensor: Any) -> Any:
-    """The tensor, as bytes where zpccl does not know its dtype: what is only moved may have any."""
+    """The tensor, or its bytes if zpccl does not know its dtype: a tensor that is only moved may have any dtype."""
     tensor = tensor.detach()
     return tensor if _is_known(tensor.dtype) else _contiguous(tensor).view(-1).view(torch.uint8)
 
 
 def _contiguous(tensor: Any, *, must_copy: bool = False) -> Any:
-    """A contiguous tensor with these elements: the same memory where that will do. Booleans as bytes."""
+    """A contiguous tensor with these elements, in the same memory if possible. Booleans become bytes."""
     _check_layout(tensor)
     tensor = tensor.detach()
     tensor = tensor.clone(memory_format=torch.contiguous_format) if must_copy else tensor.contiguous()
@@ -660,7 +660,7 @@ def _check_dtype(tensor: Any, like: Any) -> None:
 
 
 def _check_alike(tensors: Sequence[Any], like: Any) -> None:
-    """Raises InvalidArgument unless all have the dtype of another tensor, and as many elements, in any shape."""
+    """Raises InvalidArgument unless all tensors have the dtype and number of elements of `like`, in any shape."""
     for tensor in tensors:
         _check_dtype(tensor, like)
         _check_count(tensor.numel(), like.numel(), "elements in a tensor of the list")

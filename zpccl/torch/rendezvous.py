@@ -1,8 +1,8 @@
-"""How the ranks of a process group meet: one master, one communicator each, and who is which rank.
+"""How the ranks of a process group meet: one master, one communicator for each rank, and the peer id of each rank.
 
-Rank 0 says in torch's store where the master is. That is ZPCCL_MASTER, if the default group finds it in the environment
-of rank 0; else a master that rank 0 starts in its own process. A group made by `new_group` always starts its own: to
-admit peers to a run all its members must call, and those of the default group do not.
+Rank 0 writes the address of the master into torch's store. For the default group this is ZPCCL_MASTER, if it is in the
+environment of rank 0; otherwise a master that rank 0 starts in its own process. A group made by `new_group` always
+starts its own master: a run admits peers only if all its members call, and those of the default group do not.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ STRAGGLER_TIMEOUT_MAX = limits.GIVEN_TIME_MAX_NS / limits.SECOND
 
 @dataclass(frozen=True)
 class Membership:
-    """Ranks that are fixed, and the peers that they are.
+    """Fixed ranks, and their peers.
 
     Attributes:
-        rank: of this process.
-        size: ranks there are.
-        communicator: of this rank; None where it is the only one.
-        ranks: the rank of each row of an all-gather, which come in order of peer ids.
-        master: the master of all ranks, where it is in this process.
-        store: of these ranks from this meeting on, by which they tell each other that they leave.
+        rank: rank of this process.
+        size: number of ranks.
+        communicator: communicator of this rank; None if it is the only one.
+        ranks: the rank of each row of an all-gather; rows are in order of peer ids.
+        master: the master of all ranks, if it is in this process.
+        store: the store of these ranks from this meeting on; in it a rank tells the others that it leaves.
     """
 
     rank: int
@@ -51,10 +51,10 @@ class Membership:
     store: Any
 
     def leave(self, *, is_orderly: bool) -> None:
-        """Leaves the run. Where the master is here, it goes on until all others have left, if they do so in time."""
+        """Leaves the run. A master in this process goes on until all others have left, TORCH_LEAVE_TIMEOUT at most."""
         if self.communicator is not None:
             self.communicator.close()
-        # The store is gone where its host is.
+        # The store ends with its host.
         with contextlib.suppress(RuntimeError):
             self.store.set(f"left/{self.rank}", "")
             if self.master is not None and is_orderly:
@@ -68,18 +68,18 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
     """Waits until all ranks are members of one run.
 
     Args:
-        store: of this group alone, shared by its ranks. They may meet in it again, once they have left.
-        rank: of this process in the group.
-        size: ranks of the group.
-        timeout: for all of it.
-        is_default: whether this is the group that `init_process_group` makes.
+        store: a store of this group alone, shared by its ranks. They may meet in it again once they have left.
+        rank: rank of this process in the group.
+        size: number of ranks of the group.
+        timeout: for the whole meeting.
+        is_default: True for the group that `init_process_group` makes.
 
     Raises:
         OperationTimeout: not all ranks came in time.
-        PeerLost: a rank was lost while others were admitted, or the store does not answer any more. A rank that is lost
-            later fails the first collective.
+        PeerLost: a rank was lost while others were admitted, or the store no longer answers. If a rank is lost later,
+            the first collective fails.
         InvalidUsage: the master coordinates other peers already.
-        PCCLError: others, as by `Communicator.connect`.
+        PCCLError: other errors, as in `Communicator.connect`.
     """
     if size == 1:
         return Membership(rank, size, None, (0,), None, store)
@@ -108,18 +108,18 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
                 communicator.close()
             if master is not None:
                 master.interrupt()
-        if isinstance(error, RuntimeError) and not isinstance(error, PCCLError):  # What torch's stores raise.
+        if isinstance(error, RuntimeError) and not isinstance(error, PCCLError):  # An error of torch's store.
             raise PeerLost(f"the store of the process group does not answer: {error}") from error
         raise
-    ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # As `Communicator.peer_ids` has them.
+    ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # In the order of `Communicator.peer_ids`.
     return Membership(rank, size, communicator, ranks, master, own)
 
 
 def claimed(store: Any, who: str) -> Any:
-    """The store, in which `who` has not met others before: what they wrote then would mislead the ranks of now.
+    """The store, if `who` has not met others in it before: old entries would mislead the present ranks.
 
     Raises:
-        InvalidUsage: it has.
+        InvalidUsage: `who` has met others in it before.
     """
     if store.add(f"came/{who}", 1) > 1:
         raise InvalidUsage("this number is already used: the same ranks have met, or tried to, under it")
@@ -127,7 +127,7 @@ def claimed(store: Any, who: str) -> Any:
 
 
 def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterNode | None:
-    """Says where the master is. Starts one, unless it is given."""
+    """Writes the address of the master into the store. Starts a master unless ZPCCL_MASTER names one."""
     given = os.environ.get("ZPCCL_MASTER") if is_default else None
     store.set("job", secrets.token_hex(4))
     store.set("master_is_embedded", "0" if given else "1")
@@ -135,7 +135,7 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
         store.set("master", given)
         return None
     host = own_host(is_default=is_default)
-    # No peer of an earlier master can come. A rank that never calls is a straggler, and ends what the others wait for.
+    # No peer of an earlier master can come. A rank that never calls is removed as a straggler, so others do not hang.
     master = MasterNode(
         f"{loopback_or_all(host) or '0.0.0.0'}:0",
         recovery_grace=0,
@@ -149,16 +149,16 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
 
 
 def own_host(*, is_default: bool) -> str:
-    """Where the other ranks reach this host: rank 0 of the default group is where MASTER_ADDR says."""
+    """The address at which other ranks reach this host. For rank 0 of the default group it is MASTER_ADDR."""
     known = os.environ.get("MASTER_ADDR")
     if known and is_default:
         return known
-    # Any port will do: nothing is sent.
+    # The port does not matter: nothing is sent.
     return source_towards(format_address(known or socket.gethostname(), limits.MASTER_PORT)) or "127.0.0.1"
 
 
 def loopback_or_all(host: str) -> str:
-    """Where to listen for those that come to `host`: the loopback interface if that is there, else all ("")."""
+    """The address to listen on for connections to `host`: loopback if `host` is a loopback address, else all ("")."""
     try:
         is_loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):
@@ -167,7 +167,7 @@ def loopback_or_all(host: str) -> str:
 
 
 def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Waits until all ranks are here, so that nobody asks the master again and again for one that is not yet."""
+    """Waits until all ranks are here, so that none polls the master for a rank that has not come yet."""
     store.set(f"here/{rank}", "")
     try:
         store.wait([f"here/{other}" for other in range(size)], timeout)
@@ -176,36 +176,36 @@ def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 
 
 def _withdraw(store: Any, rank: int, *, has_met: bool = True) -> None:
-    """Removes what this rank has told the others: who meets in the same store later must not take it for news.
+    """Removes this rank's entries from the store: ranks that meet in it later must not take them for new ones.
 
-    All have read it once they are members of one run. Each removes it before it says which peer it is, so none can meet
-    again before all have. If they have not met, others may still ask where the master is.
+    Once the ranks are members of one run, all have read the entries. Each rank removes its own before it writes its
+    peer id, so none can meet again before all are removed. `has_met` False: others may still need the master's address.
     """
     keys = [f"here/{rank}"]
     if rank == 0 and has_met:
         keys += ["master", "master_is_embedded", "job"]
     for key in keys:
-        with contextlib.suppress(RuntimeError):  # The store is gone, or is one that removes nothing.
+        with contextlib.suppress(RuntimeError):  # The store is gone, or cannot delete keys.
             store.delete_key(key)
 
 
 def _withdraw_in_time(store: Any, rank: int) -> None:
-    """The same where they have not met. The host of the store may be why, and torch waits for its answer without end.
+    """The same if the ranks have not met. If the store's host is gone, torch waits for its answer without end.
 
-    Who uses the store again comes behind a thread that still waits.
+    So a thread waits for it. A later use of the store has to wait for this thread.
     """
     thread = threading.Thread(
         target=_withdraw, args=(store, rank), kwargs={"has_met": False}, name="zpccl-withdraw", daemon=True
     )
     try:
         thread.start()
-    except RuntimeError:  # There is none to have.
+    except RuntimeError:  # No thread can be started.
         return
     thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND)
 
 
 def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:
-    """Admits others until all ranks are there. The names of ranks end with that of their job."""
+    """Admits others until all ranks are there. The name of each rank ends with the name of the job."""
     while True:
         strangers = [name for name in communicator.members if not name.endswith(f" of {job}")]
         if strangers:
@@ -221,6 +221,6 @@ def _admit_all(communicator: Communicator, size: int, job: str, deadline: float)
 
 
 def _exchange_ids(store: Any, communicator: Communicator, rank: int, size: int) -> list[str]:
-    """The peer ids of all ranks, by rank. Others may leave as soon as they have them, even before this rank has."""
+    """The peer ids of all ranks, by rank. Other ranks may leave once they have them, even before this rank has them."""
     store.set(f"peer/{rank}", communicator.peer_id)
     return [store.get(f"peer/{other}").decode() for other in range(size)]

@@ -1,8 +1,8 @@
 """Deals the samples of an epoch to peers that come and go, each sample once.
 
-What has been read is a part of the shared state: one bit a sample, in the order in which samples are dealt. All members
-hold the same bits, so each finds the next samples and its own share of them without a word. A share counts as read only
-once the step is known to have used it: that of a peer that was lost is dealt again.
+The shared state records which samples have been read: one bit per sample, in the order in which samples are dealt. All
+members hold the same bits, so each finds the next samples and its share of them without a message. A share counts as
+read only once the step has used it: the share of a lost peer is dealt again.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ Array = np.ndarray[Any, Any]
 
 
 class ElasticSampler:
-    """Samples of an epoch, each read once by one of the peers, though peers are lost and join.
+    """Samples of an epoch, each read once by one of the peers, even if peers are lost and join.
 
     A step of all members:
 
         batch = sampler.take(32, members, comm.peer_id)  # The same members, in the same order, on all of them.
         ...                                              # Gradients of batch, averaged.
-        sampler.commit(hook.peer_ids)                    # Whose gradients were in the average.
+        sampler.commit(hook.peer_ids)                    # The peers whose gradients were in the average.
 
-    `members` is what all of them know for sure: who took part in the last collective (`AsyncReduceHandle.peer_ids`,
-    `GatherResult.peer_ids`), not `Communicator.peer_ids`, which changes on one peer sooner than on another.
+    `members` must be the same on all peers, so use the peers that took part in the last collective
+    (`AsyncReduceHandle.peer_ids`, `GatherResult.peer_ids`), not `Communicator.peer_ids`, which does not change on all
+    peers at the same time.
 
     Args:
-        length: samples of the data set.
-        seed: of the order, the same on all peers; 0 to 2**32 - 1.
-        shuffle: False deals samples in their own order in each epoch.
+        length: number of samples in the data set.
+        seed: seed of the order, the same on all peers; 0 to 2**32 - 1.
+        shuffle: False: deal samples in the order of their indices in each epoch.
 
     Attributes:
-        length: samples of the data set.
+        length: number of samples in the data set.
 
     Raises:
-        InvalidArgument: a length or a seed that cannot be.
+        InvalidArgument: the length or the seed is out of range.
     """
 
     def __init__(self, length: int, *, seed: int = 0, shuffle: bool = True) -> None:
@@ -63,12 +64,12 @@ class ElasticSampler:
         return self.length - int(np.unpackbits(self._is_read, count=self.length).sum())
 
     def tensor_infos(self, prefix: str = "sampler") -> list[TensorInfo]:
-        """The state, for `SharedState`: a sync makes whoever has joined go on where the others are.
+        """The state of the sampler, for `SharedState`: after a sync, newcomers go on where the others are.
 
-        It has one bit a sample, and the number of the epoch. Sync between steps: after `commit`, before `take`.
+        It has one bit per sample, and the number of the epoch. Sync between steps: after `commit`, before `take`.
 
         Args:
-            prefix: of the names.
+            prefix: prefix of the tensor names.
         """
         return [
             TensorInfo.from_numpy(self._epoch, f"{prefix}.epoch"),
@@ -79,10 +80,10 @@ class ElasticSampler:
         """This peer's samples of the next step. Until `commit`, calling it again deals the same samples anew.
 
         Args:
-            batch_size: samples for each member, the same on all of them. At the end of an epoch there are fewer, and
-                for some members perhaps none: they take part in the step all the same, with the weight 0.
-            members: who will take part, the same on all of them.
-            peer: this one of them.
+            batch_size: samples for each member, the same on all of them. At the end of an epoch members get fewer, and
+                some perhaps none: these take part in the step with the weight 0.
+            members: the peers that will take part, the same on all of them.
+            peer: this peer, one of the members.
 
         Returns:
             Indices of samples, int64, at most `batch_size`.
@@ -100,14 +101,14 @@ class ElasticSampler:
         return found
 
     def commit(self, took_part: Sequence[str]) -> None:
-        """Notes that the step has used the samples of these members. Those of all others are dealt again.
+        """Marks the samples of these members as read. Those of all other members are dealt again.
 
         Args:
-            took_part: the same on all members.
+            took_part: the members whose samples the step has used, the same on all members.
 
         Raises:
             InvalidUsage: nothing was taken since the last commit.
-            InvalidArgument: one of them was no member when samples were taken.
+            InvalidArgument: a peer was not a member when samples were taken.
         """
         if self._taken is None:
             raise InvalidUsage("nothing has been taken; call take() before each commit()")
@@ -120,13 +121,13 @@ class ElasticSampler:
         self._taken = None
 
     def next_epoch(self) -> None:
-        """Begins the next epoch. All members call it, once nothing remains, or sooner to leave out the rest."""
+        """Begins the next epoch. All members call it, when nothing remains, or earlier to skip the rest."""
         self._epoch += 1
         self._is_read[:] = 0
         self._taken = None
 
     def _next_places(self, count: int) -> Array:
-        """The first `count` places, in the order of dealing, that have not been read; fewer at the end."""
+        """The first `count` unread places, in the order of dealing; fewer at the end."""
         start = int(np.argmax(self._is_read != 255))
         width = max(count // 8 + 1, 1024)
         while True:
@@ -140,7 +141,7 @@ class ElasticSampler:
         """The order in which samples are dealt in this epoch."""
         if self._order is None or self._order[0] != self.epoch:
             if self._shuffle:
-                # Of numpy's generators only this one promises the same numbers in all versions.
+                # The only generator of numpy that promises the same numbers in all versions.
                 epoch = self.epoch & 0xFFFFFFFF
                 order = np.random.RandomState([self._seed, epoch]).permutation(self.length)
             else:

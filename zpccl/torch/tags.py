@@ -1,8 +1,8 @@
-"""Tags of the collectives of a process group, the same on all ranks without a word between them.
+"""Tags of the collectives of a process group, the same on all ranks without messages between them.
 
-All ranks issue the same collectives in the same order, so each can count for itself. A plain sequence number would do,
-but a call is planned ahead only where the last one at its tag was alike. So each signature, which is what calls must
-agree on, has some tags of its own and uses them in turn: a training step finds the plans of the step before.
+All ranks issue the same collectives in the same order, so each rank can count for itself. A plain sequence number would
+be enough, but a call is planned ahead only if the last call at its tag was alike. So each signature (the values that
+calls must agree on) has some tags of its own and uses them in turn: a training step finds the plans of the last step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Tags:
     """Gives out tags from 0 to `count - 1`, as a function of the signatures asked for so far and of nothing else.
 
     Args:
-        count: tags there are.
-        turns: tags of one signature. Once as many signatures have tags as fit, the one that was used longest ago gives
-            its own to the next new one.
+        count: number of tags.
+        turns: tags of one signature. When all tags are given out, the next new signature takes those of the signature
+            that was used longest ago.
     """
 
     def __init__(self, count: int, turns: int) -> None:

@@ -1,4 +1,4 @@
-"""zpccl in torchft: what its Manager takes in place of `torchft.ProcessGroupGloo`. Needs the package torchft."""
+"""zpccl in torchft: a replacement for `torchft.ProcessGroupGloo` in its Manager. Needs the package torchft."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from zpccl.torch.process_group import ProcessGroup
 class TorchftProcessGroup(ProcessGroupWrapper):
     """A process group that torchft's Manager configures anew for each quorum.
 
-    A collective among ranks one of which is lost fails on all of them, with its inputs as they were; the Manager then
-    discards the step, and configures the group for the next quorum.
+    If a rank is lost, the collective fails on all others and leaves its inputs unchanged. The Manager then discards the
+    step and configures the group for the next quorum.
 
     Args:
-        timeout: a `timedelta`, of meeting and of collectives; 60 s by default.
+        timeout: a `timedelta`, for meeting and for collectives; 60 s by default.
     """
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> ProcessGroup:
@@ -27,13 +27,13 @@ class TorchftProcessGroup(ProcessGroupWrapper):
         return "torchft-zpccl"
 
     def set_timeout(self, timeout: Any) -> None:
-        """Sets the timeout of what is issued from now on, and of meeting."""
+        """Sets the timeout for meeting, and for collectives that are issued from now on."""
         super().set_timeout(timeout)
         if self._pg is not None:
             self._pg.set_timeout(timeout)
 
     def errored(self) -> Exception | None:
-        """Why the ranks of now are over, if a collective has failed: the Manager then configures the group anew."""
+        """The error of the present ranks, if a collective has failed: the Manager then configures the group anew."""
         return None if self._pg is None else self._pg.failure
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""What a collective of a process group returns: a `Work` over one or more calls of a communicator."""
+"""`Work`, the result of a collective of a process group: one or more calls of a communicator."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Part:
     """One call of a collective.
 
     Attributes:
-        handle: of the call.
-        finish: makes the user's output of the call's result; None: it is there already.
+        handle: handle of the call.
+        finish: makes the user's output from the call's result; None: the call writes the output itself.
     """
 
     handle: AsyncReduceHandle | Message
@@ -38,19 +38,20 @@ class Part:
 class Work(dist.Work):
     """A collective that has been issued.
 
-    Its tensors must stay untouched until `wait` has returned, `is_completed` has said True, or the future is done. One
-    that fails ends its configuration: all other Works fail too, and no other can be issued. Its inputs are as they were
-    before the call, but for those of other calls of the same collective; outputs apart from them are undefined.
+    Its tensors must stay untouched until `wait` has returned, `is_completed` has returned True, or the future is done.
+    A Work that fails ends its configuration: all other Works fail too, and no collective can be issued any more. The
+    inputs of the failed call are unchanged; other calls of the same collective may have succeeded. Outputs that are not
+    inputs are undefined.
 
-    What is done to outputs on GPUs comes behind the work that was on the caller's stream when the collective was
-    issued, whichever thread waits, and is done when `wait` returns.
+    Outputs on GPUs are written after the work that was on the caller's stream when the collective was issued,
+    whichever thread waits. They are complete when `wait` returns.
 
     Args:
         configuration: the ranks that have issued it.
         parts: the calls.
-        outputs: what `result` and the future give.
-        size: ranks that must have taken part.
-        timeout: seconds that `wait` waits where it is given none.
+        outputs: the value of `result` and of the future.
+        size: number of ranks that must have taken part.
+        timeout: default timeout of `wait`, in seconds.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class Work(dist.Work):
         super().__init__()
         self._configuration, self._parts, self._outputs = configuration, tuple(parts), outputs
         self._size, self._timeout = size, timeout
-        # Calls that write to the outputs themselves wait for that. A rank that is alone makes no call.
+        # A call that writes its outputs itself also waits for the copy. A rank that is alone makes no call.
         is_left = not parts or any(part.finish is not None for part in parts)
         gpus = map(device_of, tensors_on_gpus(outputs if is_left else []))
         self._marks = [(device, device.mark()) for device in gpus]
-        self._lock = threading.Lock()  # Of error and future: taken by the peer's thread too, so never for long.
+        self._lock = threading.Lock()  # Guards error and future. The peer's thread takes it too, so never for long.
         self._finishing = threading.Lock()
         self._is_finished = False
         self._error: PCCLError | None = None
@@ -73,18 +74,19 @@ class Work(dist.Work):
         """Waits until the outputs are there.
 
         Args:
-            timeout: after which the collective is given up and the configuration ends; 0: the one of the call.
+            timeout: time after which the collective is given up and the configuration ends; 0: the timeout of the call.
 
         Returns:
             True.
 
         Raises:
             PeerLost: a rank was lost, or the configuration had ended before.
-            OperationTimeout: the time is up.
-            CollectiveMismatch: the ranks issued different collectives; if tags differ too, the time runs out instead.
-            PCCLError: others, as by `Communicator.all_reduce`.
+            OperationTimeout: the timeout ran out.
+            CollectiveMismatch: the ranks issued different collectives; if tags differ too, the timeout runs out
+                instead.
+            PCCLError: other errors, as in `Communicator.all_reduce`.
 
-        Ctrl-C, or another exception of a signal handler, gives the collective up as the end of the time does.
+        Ctrl-C, or another exception of a signal handler, gives the collective up like the timeout.
         """
         seconds = timeout.total_seconds()
         deadline = time.monotonic() + (seconds if seconds > 0 else self._timeout)
@@ -104,14 +106,14 @@ class Work(dist.Work):
                 self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
         with self._finishing:
             if self._error is not None:
-                raise copy.copy(self._error)  # Raising writes to it, and several threads may.
+                raise copy.copy(self._error)  # Raising modifies the error, and several threads may raise it.
             if not self._is_finished:
                 self._finish()
                 self._is_finished = True
         return True
 
     def _finish(self) -> None:
-        """Makes the outputs of the results, and waits for that. A rank that is alone made them when it issued it."""
+        """Makes the outputs from the results and waits for the copies. A rank that is alone made them at the start."""
         with contextlib.ExitStack() as stack, torch.no_grad():
             for device, mark in self._marks:
                 stack.enter_context(device.behind(mark))
@@ -123,14 +125,14 @@ class Work(dist.Work):
             device.wait(mark)
 
     def _fail(self, error: PCCLError) -> NoReturn:
-        """The first error stays the one of this Work, whoever waits for it."""
+        """Raises the error of this Work: the first one, for every thread that waits."""
         error = self._configuration.fail(error)
         with self._lock:
             self._error = error = self._error or error
         raise copy.copy(error)
 
     def is_completed(self) -> bool:
-        """True once the collective has ended, with success or not. Results for GPUs are copied there before."""
+        """True once the collective has succeeded or failed. Copies results to GPUs before it returns True."""
         if not all(part.handle.done() for part in self._parts):
             return False
         with contextlib.suppress(PCCLError):
@@ -142,7 +144,7 @@ class Work(dist.Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> PCCLError | None:
-        """The error of a collective that has failed; None if it succeeded or still runs."""
+        """The error of a collective that failed; None if it succeeded or still runs."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[Any]:
@@ -151,24 +153,24 @@ class Work(dist.Work):
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """The same as `wait`, after which all is done, on GPUs, too: there is no stream to order."""
+        """The same as `wait`, after which outputs on GPUs are complete, too: there is no stream to synchronise."""
         self.wait()
 
     def get_future(self) -> Any:
         """A `torch.futures.Future` that gets the output tensors, or the error.
 
         torch passes on a RuntimeError with the text of the error; `ProcessGroup.error` has the error itself. Callbacks
-        run in threads of the configuration, several at a time, in any order, and may wait for other collectives; where
-        the collective has ended before, they run where they are added.
+        run in threads of the configuration, several at a time, in any order, and may wait for other collectives. If the
+        collective has ended already, a callback runs in the thread that adds it.
         """
         with self._lock:
             if self._future is not None:
                 return self._future
-            # Only what a callback raises becomes an error that the C++ side of torch knows for one.
+            # Only an error that a callback raises is an error for the C++ side of torch, too.
             begun = new_future(self._outputs)
             self._future = begun.then(lambda _: self._delivered())
         if all(part.handle.done() for part in self._parts):
-            begun.set_result(None)  # As other backends have it: after `wait` a callback runs where it is added.
+            begun.set_result(None)  # As in other backends: after `wait` a callback runs in the thread that adds it.
         else:
             _complete_after(self._parts, self._configuration, begun)
         return self._future
@@ -179,10 +181,10 @@ class Work(dist.Work):
 
 
 def _complete_after(parts: Sequence[Part], configuration: Configuration, future: Any) -> None:
-    """Has a future completed by a thread of the configuration, once all parts are done.
+    """Lets a thread of the configuration complete a future once all parts are done.
 
-    The calls go on referring to their callbacks, so these must not refer to the Work: it would stay, with its tensors,
-    until garbage is collected.
+    The calls keep references to their callbacks, so these must not refer to the Work: otherwise it would live, with its
+    tensors, until the garbage collector runs.
     """
     lock, left = threading.Lock(), len(parts)
 
@@ -199,12 +201,12 @@ def _complete_after(parts: Sequence[Part], configuration: Configuration, future:
 
 
 def new_future(value: Any) -> Any:
-    """A `torch.futures.Future` for a tensor, or lists of them. torch must know on which GPUs they are."""
+    """A `torch.futures.Future` for a tensor, or lists of tensors. torch must know on which GPUs they are."""
     return torch.futures.Future(devices=[tensor.device for tensor in tensors_on_gpus(value)])
 
 
 def tensors_on_gpus(value: Any) -> list[Any]:
-    """Of a tensor, or lists of them: one on each GPU, in order of their names."""
+    """One tensor on each GPU, from a tensor or lists of tensors, in order of the GPUs' names."""
     found: dict[str, Any] = {}
     left = [value]
     while left:
