@@ -446,7 +446,10 @@ class Collectives(Kind[Reduction]):
                 self._paths.doubt(attempt.edges, attempt.begun_ns, attempt.link_count, now_ns)
 
     def judge(self, attempt: Reduction, survivors: list[Peer]) -> Verdict | None:
-        """Commits if all survivors have finished with the same result; aborts on a failure, a loss or a difference."""
+        """Commits if all survivors have finished with the same result; aborts on a failure or a difference.
+
+        If participants do not tell each other their digests, it also aborts on a loss.
+        """
         failed = [report for report in attempt.reports.values() if not report.ok]
         lost = tuple(peer for peer in attempt.calls if peer not in survivors)
         if failed:
