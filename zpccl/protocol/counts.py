@@ -1,4 +1,4 @@
-"""The counters of a master, for metrics. A master also tells by them whether it has decided anything in its run."""
+"""The counters of a master, for metrics. They also show the master whether it has decided anything in its run."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ connection is
     a higher term is taken      -          held             held         asked again  asked again
     it has waited long enough   -          turned away [3]  -            -            -
 
-    [1] If it has promised exactly this leadership; else asked again. [2] As a member of the list to continue with.
-    [3] If it knows other masters; else it may begin a run.
+    [1] If it has promised exactly this leadership; otherwise asked again. [2] As a member of the list to continue with.
+    [3] If it knows other masters; otherwise it may begin a run.
 
 The phases of the master itself: master.py.
 
-In a run with one address a list is committed as soon as it is proposed, and a candidate without a quorum after
+In a run with one address a list is committed as soon as it is proposed. A candidate that has no quorum after
 MINORITY_WAIT_NS adopts the run from the reports that it has.
 """
 
@@ -79,7 +79,7 @@ class MemberList(NamedTuple):
 
 
 def is_quorum(present: Container[bytes], members: Collection[bytes]) -> bool:
-    """True if those present are a majority of the members, or half with the lowest id. Always true of no members."""
+    """True if those present are a majority of the members, or half of them with the lowest id. True for no members."""
     count = sum(peer_id in present for peer_id in members)
     return 2 * count > len(members) or (2 * count == len(members) and (not members or min(members) in present))
 
@@ -95,10 +95,10 @@ def is_sole(peer_id: bytes, accepted: MemberList) -> bool:
 
 
 def descend(lists: Iterable[MemberList]) -> MemberList:
-    """Rule "descend": the list to continue with, of those that peers have accepted.
+    """Rule "descend": chooses the list to continue with from those that peers have accepted.
 
-    It is the newest that descends from the last list known to be committed. A higher epoch alone decides nothing. A
-    later list with the same members repeats that one, by a leader that did not know that it is committed.
+    It is the newest list that descends from the last list known to be committed. A higher epoch alone decides nothing.
+    A later list with the same members counts too: its leader repeated that list and did not know it was committed.
     """
     known = list(lists)
     last = max(each.epoch if each.is_committed else each.parent for each in known)
@@ -140,7 +140,7 @@ class Acceptor:
         return leader == self.promised or leader.term > self.promised.term
 
     def register(self, leader: Promise) -> None:
-        """A master has registered this peer, which is not a member. It promises nothing before a run has."""
+        """A master has registered this peer, which is not a member. Before that, a peer promises nothing."""
         self.promised, self.is_led = leader, True
 
     def release(self) -> None:
@@ -233,19 +233,19 @@ class Held:
     """The message of the event."""
     since_ns: int
     is_summoned: bool = False
-    """True once it was asked for a report, as another peer's names it as a member."""
+    """True once it was asked for a report, because another peer's report names it as a member."""
 
 
 class Candidate:
     """Collects the promises of members of an earlier run, and the Hellos of other peers.
 
     Args:
-        now_ns: when the master started to recover. After it has stood still, newcomers wait as after a start.
+        now_ns: when the master started to recover. If it has stood still, newcomers wait again as after a start.
         grace_ns: how long it waits for further peers after the first one, and for a first one while a newcomer waits.
         wait_ns: how long it waits for reports that it has requested.
         promise: the leadership that it asks for.
-        run_id: of the run that it begins if there is none to adopt.
-        begin_ns: until then newcomers that know other masters begin no run, as a quorum of an earlier one may return.
+        run_id: the id of the run that it begins if there is none to adopt.
+        begin_ns: until then newcomers that know other masters begin no run: a quorum of an earlier run may return.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Candidate:
         self._greeted_ns: int | None = None
         self._told_ns: int | None = None  # When the first peer that had been pending in a run came.
         self._last_greeted_ns = now_ns
-        self._elected_ns: int | None = None  # Since when it could lead, and waits only for those that are here.
+        self._elected_ns: int | None = None  # Since when it could lead and waits only for connected members.
         self._started_ns = self._looked_ns = now_ns
         self._reporter_on: dict[Hashable, bytes] = {}
         self._greeted: dict[Hashable, bool] = {}  # Connections of members, and whether they have reported.
@@ -316,9 +316,9 @@ class Candidate:
         return True
 
     def summon(self) -> list[Hashable]:
-        """Connections of held peers that are members of the list to continue with, but do not know it: to be asked.
+        """Connections of held peers to ask for a report: members of the list to continue with that do not know it.
 
-        They count for the quorum like others, once they have promised.
+        They count for the quorum like other members, once they have promised.
         """
         if not self.held or self.chosen is None:
             return []
@@ -332,7 +332,7 @@ class Candidate:
         return found
 
     def add(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> bool:
-        """Adds a report, perhaps again. False if it is not from the peer that reported first, or one too many."""
+        """Adds or replaces a report. False if the connection or token is another peer's, or reports are too many."""
         peer_id = report.hello.peer_id
         if self._reporter_on.setdefault(event.connection, peer_id) != peer_id:
             return False
@@ -367,7 +367,7 @@ class Candidate:
         return True
 
     def revoke(self, names: Mapping[str, str]) -> list[Held]:
-        """Keys were revoked. Whoever has reported counts, and is removed later; others are forgotten, and returned."""
+        """Keys were revoked. Peers that have reported count, and are removed later. Forgets and returns held peers."""
         reporters = {peer_id: event.identity for peer_id, (event, _) in self.reports.items()}
         self._revoked = self.revoked | {peer_id: names[key] for peer_id, key in reporters.items() if key in names}
         found = [held for held in self.held.values() if held.event.identity in names]
@@ -408,7 +408,7 @@ class Candidate:
         return min((due_ns for due_ns in due if due_ns is not None and due_ns > self._looked_ns), default=None)
 
     def _reports_due_ns(self) -> int | None:
-        """Until when it waits for reports; None while no peer is to report."""
+        """Until when it waits for reports; None while no peer has to report."""
         if self._greeted_ns is None:
             return None
         wait_ns = max(self._grace_ns, self._wait_ns)
@@ -420,9 +420,9 @@ class Candidate:
         )
 
     def _late_due_ns(self) -> int | None:
-        """Until when it waits, once elected in a run with one address, for members that are here and have not reported.
+        """Until when it waits, once elected in a run with one address, for connected members that have not reported.
 
-        They may know a later list. Each gets its time, but all together a bounded one.
+        They may know a later list. Each gets its own time, but the total is bounded.
         """
         if self._elected_ns is None or all(self._greeted.values()):
             return None
@@ -441,7 +441,7 @@ class Candidate:
             due_ns = max(due_ns, held.since_ns + self._grace_ns)
         elif len(hello.masters) <= 1:
             due_ns = max(due_ns, self._reports_due_ns() or 0)
-            # Who was pending in a run says that this run has members. One that knows nothing must not forestall them.
+            # A peer that was pending in a run shows that the run has members. No new peer may begin a run before them.
             told_ns = held.since_ns if hello.run_id != NO_ID else self._told_ns
             due_ns = max(due_ns, 0 if told_ns is None else told_ns + self._wait_ns)
         return due_ns
@@ -449,7 +449,7 @@ class Candidate:
     # --- Its end ----------------------------------------------------------------------------------------------------
 
     def take_turned_away(self, now_ns: int) -> list[tuple[Hashable, bool]]:
-        """Removes newcomers that know other masters and waited long enough; with True if members of a run came."""
+        """Removes newcomers that know other masters and waited long enough. True: members of a run came or may come."""
         turned_away = []
         for connection, held in list(self.held.items()):
             if len(held.hello.masters) > 1 and not held.is_summoned and now_ns >= self._newcomer_due_ns(held):
@@ -458,7 +458,7 @@ class Candidate:
         return turned_away
 
     def due_newcomers(self, now_ns: int) -> list[Held]:
-        """Newcomers that need not wait any more for members of an earlier run, while none has reported."""
+        """Newcomers that need not wait any longer for members of an earlier run; none once a member has reported."""
         if self._have_members_reported() or (self._greeted and not self._is_late(now_ns)):
             return []
         return [held for held in self.held.values() if now_ns >= self._newcomer_due_ns(held)]
@@ -473,11 +473,11 @@ class Candidate:
     def is_over(self, now_ns: int) -> bool:
         """True once it is elected and all members of the list have reported or had time to.
 
-        Without any reports of members: once a newcomer may begin a run.
+        If no member has reported: True once a newcomer may begin a run.
         """
         due_ns = self.deadline_ns()
         if due_ns is not None and now_ns > due_ns + limits.LATE_TICK_NS:
-            self._started_ns = now_ns  # It stood still, and may have yet to read the Hellos of members.
+            self._started_ns = now_ns  # It stood still, and may not have read the Hellos of members yet.
         self._looked_ns = now_ns
         is_late = self._is_late(now_ns)
         if self._have_members_reported():
@@ -496,7 +496,7 @@ class Candidate:
         return self._has_one_address(chosen) and due_ns is not None and now_ns >= due_ns
 
     def _awaits_late(self, now_ns: int) -> bool:
-        """True while members may come late with a later list, where no other master keeps an older one from leading."""
+        """True while late members may report a later list. With several masters the quorums rule that out."""
         if self._elected_ns is None and self._has_one_address(self.chosen):
             self._elected_ns = now_ns
         due_ns = self._late_due_ns()
@@ -513,15 +513,15 @@ class Candidate:
         return all(len(report.hello.masters) <= 1 for report in self._reports_of(run_id))
 
     def may_count(self, hello: Hello) -> bool:
-        """True if a list may count the promise of a peer that is held: there are several masters, it seems."""
+        """True if a list may count the promise of a held peer: as far as is known, its run has several masters."""
         return len(hello.masters) > 1 and not (self._have_members_reported() and self._has_one_address(self.chosen))
 
     @property
     def chosen(self) -> bytes | None:
         """The run to adopt; None if no report contains a member list.
 
-        A run that has decided nothing yields, as while it is led, to one that has and of which a quorum is here, unless
-        all of these have left.
+        A run that has decided nothing yields to one that has, as it does while it is led. For this, a quorum of the
+        other run must be here, not all of these may have left, and its members must know one master only.
         """
         reports = [report for _, report in self.reports.values() if report.members]
         decided = {report.hello.run_id for report in reports if has_decided(report)}
@@ -548,7 +548,7 @@ class Candidate:
 
     def _are_all_here(self) -> bool:
         if not all(self._greeted.values()) or self._has_one_address(self.chosen):
-            return False  # With one address they may all have been lost since, and the run have gone on with others.
+            return False  # With one address all of them may have been lost, and the run may have gone on with others.
         if len({report.hello.run_id for _, report in self.reports.values()}) > 1:
             return False  # Peers of several runs connect here: those of the right run may come later.
         newest = self._newest(self.chosen)
@@ -557,9 +557,9 @@ class Candidate:
 
 
 def choose_run(reports: Iterable[RunReport]) -> bytes | None:
-    """The run of most reports of members; of several with as many, that with the highest epoch. None without reports.
+    """The run with most reports of members; of several such runs, that with the highest epoch. None without reports.
 
-    Those do not count that are not in the list to continue with: they were removed.
+    Reports of peers outside the list to continue with do not count: those peers were removed.
     """
     of_runs: dict[bytes, list[RunReport]] = {}
     for report in reports:

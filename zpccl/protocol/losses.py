@@ -1,18 +1,18 @@
 """When a disconnected peer is lost, as the master sees it.
 
-A peer is lost when its connection broke and it did not reconnect within the grace period, or at once if members that
-were not away themselves lost their links to it at about the same time. A far peer has a longer grace period, as its
-handshake takes longer. If all members of a run with one address disconnect at about the same time, the master takes its
-own network for broken, and lost links, which may have broken with it, for no sign of a loss:
+A peer is lost when its connection broke and it did not reconnect within its grace period. It is lost at once if members
+that were not disconnected themselves lost their links to it at about the same time. A far peer has a longer grace
+period, because its handshake takes longer. If all members of a run with one address disconnect at about the same time,
+the master assumes that its own network is broken. Lost links are then no sign of a loss: they may have the same cause.
 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
     DOWN      -                                BACK        UP                          never
     BACK      - [2]                            -           UP                          some time after it came back [3]
 
-    [1] BACK if somebody else is here: a pending peer, or a member of an earlier run that is back. [2] DOWN when a
-    connection closes, be it of a stranger, and neither members nor such others are here. [3] Or after they
-    disconnected again or said Hello, if later.
+    [1] BACK if another peer is connected: a pending peer, or a member of an earlier run that is back. [2] DOWN when a
+    connection closes, even a stranger's, and neither members nor such other peers are connected. [3] Or after they
+    disconnected again or sent Hello, if that was later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zpccl.protocol.membership import Peer, Registry
 
 
 class NetworkState(enum.Enum):
-    """What the master takes its own network for."""
+    """What the master assumes about its own network."""
 
     UP = "up"
     DOWN = "down"
@@ -42,8 +42,8 @@ class Losses:
 
     Args:
         registry: all peers of the run.
-        grace_ns: for how long a near peer may be disconnected.
-        recovery_wait_ns: for how long members may be that have to find the master again.
+        grace_ns: how long a near peer may be disconnected.
+        recovery_wait_ns: how long members that have to find the master again may be disconnected.
     """
 
     def __init__(self, registry: Registry, grace_ns: int, recovery_wait_ns: int) -> None:
@@ -64,7 +64,7 @@ class Losses:
         return reconnect_grace_ns(peer.handshake_ms, self._grace_ns)
 
     def on_message(self, now_ns: int) -> None:
-        """A message has come, from anyone."""
+        """A message has come, from any sender."""
         if self.network is NetworkState.DOWN:
             self._enter_back(now_ns)
 
@@ -72,12 +72,12 @@ class Losses:
         self.network, self._back_ns = NetworkState.BACK, now_ns
 
     def on_closed(self, *, is_anyone_here: bool) -> None:
-        """A connection has closed, of anyone: what came on it does not show any more that the network is there."""
+        """Any connection has closed: messages that came on it no longer show that the network works."""
         if self.network is NetworkState.BACK and not is_anyone_here:
             self.network = NetworkState.DOWN
 
     def on_disconnected(self, peer: Peer, now_ns: int, *, is_anyone_here: bool) -> bool:
-        """A peer has disconnected, and knows no other master. True if all members have, at about the same time."""
+        """A peer that knows no other master has disconnected. True if all members have, at about the same time."""
         members = self._registry.order
         is_last = peer.is_member and all(member.connection is None for member in members)
         if self.network is not NetworkState.UP or not is_last:
@@ -91,7 +91,7 @@ class Losses:
         return True
 
     def on_lost(self, now_ns: int) -> None:
-        """A member was lost that had not sent Leave."""
+        """A member that had not sent Leave was lost."""
         self._last_loss_ns = now_ns
 
     def settle(self) -> None:
@@ -103,14 +103,14 @@ class Losses:
         """When a disconnected peer is lost; None while that is not known.
 
         Args:
-            may_be_elsewhere: it may still be connected to the former master, and come when that one steps down.
+            may_be_elsewhere: the peer may still be connected to the former master, and come when that one steps down.
         """
         assert peer.disconnected_ns is not None
         recovery_wait_ns = max(self._recovery_wait_ns, self._longest_grace_ns)
         if self.network is not NetworkState.UP and peer.is_member:
             if self.network is NetworkState.DOWN:
                 return None
-            # Who was back and is cut off again, or has said Hello and is to report, gets the whole time for that.
+            # A member that is cut off again, or that has sent Hello and must report, gets the whole time for that.
             return max(self._back_ns, peer.disconnected_ns) + recovery_wait_ns
         if may_be_elsewhere:
             wait_ns = limits.CUT_OFF_WAIT_NS if self._is_linked(peer) else limits.QUORUM_WAIT_NS
@@ -118,11 +118,11 @@ class Losses:
         return peer.disconnected_ns + (self._grace_of(peer) if peer.has_reported else recovery_wait_ns)
 
     def is_given_up(self, peer: Peer, *, may_be_elsewhere: bool) -> bool:
-        """True if members lost their links to a disconnected peer: any of them to a near peer that knows no other
-        master, else all.
+        """True if lost links show that a disconnected peer is lost. One lost link is enough for a near peer
+        that cannot be at another master; otherwise all its links must be lost.
 
-        One link to a far host may break together with its connection to the master, and who may be at another master is
-        disconnected for that; if a process dies, all break. No member while the network is not UP.
+        One link to a far host may break together with its connection to the master. A peer may be disconnected because
+        it is at another master. If a process dies, all its links break. False for members while the network is not UP.
         """
         if self.network is not NetworkState.UP and peer.is_member:
             return False
@@ -130,10 +130,10 @@ class Losses:
         return (is_near and not may_be_elsewhere) or not self._is_linked(peer)
 
     def is_witness(self, peer: Peer, lost: Peer) -> bool:
-        """True if a member has lost its link to a disconnected one, and that says something.
+        """True if a member has lost its link to a disconnected peer, and that is a sign that the peer is lost.
 
-        Not if that was long before; nor if it is away itself, or was when the other one disconnected or shortly before:
-        one cause may have broken all.
+        It is no sign if the link was lost long before. Nor is it one if the member is disconnected itself, or was when
+        the peer disconnected or shortly before: one cause may have broken all connections.
         """
         assert lost.disconnected_ns is not None
         said_ns, spread_ns = lost.witnesses.get(peer.peer_id), limits.CUT_OFF_SPREAD_NS

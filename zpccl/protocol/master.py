@@ -7,8 +7,8 @@
     Adopted     registers  Yielding [3]           -                          steps down: Recovering, a higher term
 
     [1] A run with one address needs no quorum. Recovering adopts it without one after MINORITY_WAIT_NS.
-    [2] If no member of a run connects. [3] While nothing is decided in its own run, by this master or another; else
-        refuses it. With the first decision it leaves Yielding and refuses the members of the other run.
+    [2] If no member of a run connects. [3] If no master has decided anything in its own run; otherwise it refuses that
+        member. After the first decision it leaves Yielding and refuses the members of the other run.
 
 The master holds no tensors and does no I/O. `handle_all(events, now_ns)` returns effects; `deadline_ns()` is the time
 of the next Tick. Its parts share a registry of peers and an outbox:
@@ -25,13 +25,13 @@ of the next Tick. Its parts share a registry of peers and an outbox:
       TakeOver         applies the reports of peers         (takeover.py, recovery.py)
       Leader           which master decides                 (leadership.py)
 
-A master recovers when it starts, since it may replace another one: as a candidate (leadership.py) it asks members of an
-earlier run for their reports, and holds newcomers. Once elected it adopts the run: the same members in a new epoch of
-its term, with their decisions and running attempts. It waits some time longer for members that have not reported by
-then. A peer tells its open calls after its Welcome, so a candidate keeps only Hellos and reports. A master that steps
+A master recovers when it starts, because it may replace another one. As a candidate (leadership.py) it asks members of
+an earlier run for their reports and holds newcomers. Once elected, it adopts the run: the same members in a new epoch
+of its term, with their decisions and running attempts. It waits some time longer for members that have not reported
+yet. Peers send their open calls after the Welcome, so a candidate keeps only Hellos and reports. A master that steps
 down forgets the run and recovers again.
 
-After each event `_settle` lets each part act on what has become complete.
+After each batch of events, `_settle` lets each part act on whatever has become complete.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ from zpccl.protocol.takeover import TakeOver
 _YIELDS = "a run that has decided nothing yields to another one"
 
 _LEFT = "left"
-"""The reason of a loss after Leave, in the log."""
+"""The reason in the log for the loss of a peer that sent Leave."""
 _SENT_ON = "goes on to the next master: not all of its host have come"
-"""The reason of the loss of a pending peer that is sent on, in the log."""
+"""The reason in the log for the loss of a pending peer that is sent on."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Yielding:
     """The phase of a master whose own run has decided nothing, while members of an earlier run report.
 
     Attributes:
-        own: the phase to return to if something is decided.
+        own: the phase to return to once the own run decides something.
     """
 
     candidate: Candidate
@@ -122,7 +122,7 @@ class Adopted:
 
 @dataclass(frozen=True)
 class MasterOptions:
-    """Times of the master, in nanoseconds, and the seed of the keys of links (empty: no secret)."""
+    """Timeouts of the master, in nanoseconds, and the seed of the link keys (empty: no secret)."""
 
     disconnect_grace_ns: int = limits.DISCONNECT_GRACE_NS
     link_wait_ns: int = limits.LINK_WAIT_TIMEOUT_NS
@@ -138,9 +138,9 @@ class MasterMachine:
     """The protocol of the master.
 
     Args:
-        run_id: 16 random bytes, for the run that it may begin.
-        term: of its leadership, should it begin a run without recovery; attempt ids and epochs contain it.
-        options: its times.
+        run_id: 16 random bytes, the id of the run that it may begin.
+        term: the term in which it begins a run without recovery; attempt ids and epochs contain it.
+        options: its timeouts.
     """
 
     def __init__(self, run_id: bytes, term: int = 0, options: MasterOptions | None = None) -> None:
@@ -150,7 +150,7 @@ class MasterMachine:
         self._outbox = Outbox(self.counts)
         self._attempt_count = 0
         self.generation = 0
-        """Grows each time that it forgets a run."""
+        """Grows each time the master forgets a run."""
         self._leadership_count = 0
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         self.malformed_count = 0
@@ -158,20 +158,20 @@ class MasterMachine:
         self._set_term(term)
 
     def _forget_run(self) -> None:
-        """Resets all that it knows of a run."""
+        """Resets everything that the master knows about a run."""
         options = self.options
         self.generation += 1
         self._phase: Recovering | Begun | Yielding | Adopted = Begun()
         self.registry = Registry(options.link_seed)
         self._masters = CommonList()
-        # By peer: losses, late reports and removals that wait until the list that repeats the adopted one is committed.
+        # By peer: losses, late reports and removals. All wait until the list that repeats the adopted one is committed.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._removals: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections that were asked for a report, or a Hello, after the take-over.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
         self._adopted_ns = 0
-        self._relinked: set[Peer] = set()  # Those whose links, or members to link to, may have changed.
+        self._relinked: set[Peer] = set()  # Peers whose links, or members to link to, may have changed.
         self._losses = Losses(self.registry, options.disconnect_grace_ns, options.recovery_wait_ns)
         self.paths = Paths(self.registry)
         how = (self.registry, self._outbox, self.paths)
@@ -193,17 +193,17 @@ class MasterMachine:
 
     @property
     def is_alone(self) -> bool:
-        """True while it waits for members that all disconnected at once."""
+        """True while the master waits for members that all disconnected at once."""
         return self._losses.network is not NetworkState.UP
 
     @property
     def is_recovering(self) -> bool:
-        """True until it leads a run."""
+        """True until the master leads a run."""
         return isinstance(self._phase, Recovering)
 
     @property
     def candidate(self) -> Candidate | None:
-        """Collects the reports of an earlier run, while this master recovers, or leads a run that may yield to it."""
+        """Collects reports of an earlier run; None unless this master recovers, or its run may yield to that one."""
         return self._phase.candidate if isinstance(self._phase, (Recovering, Yielding)) else None
 
     @property
@@ -212,12 +212,12 @@ class MasterMachine:
         return phase.history if isinstance(phase, Adopted) else None
 
     def recover(self, now_ns: int, begin_ns: int = 0) -> None:
-        """Starts to look for peers of an earlier run, before a new one may begin. No peer may be registered."""
+        """Starts to look for peers of an earlier run; a new run may begin only later. No peer may be registered yet."""
         assert not self.registry.peers
         self._phase = Recovering(self._stand(now_ns, begin_ns))
 
     def _draw_leader(self) -> bytes:
-        """The id of a leadership, different for each one of this master."""
+        """Returns the id of a new leadership. Each leadership of this master has a different id."""
         self._leadership_count += 1
         count = self._leadership_count.to_bytes(8, "big")
         return hashlib.blake2b(self._own_id + count, digest_size=16).digest()
@@ -229,13 +229,13 @@ class MasterMachine:
         return Candidate(now_ns, grace_ns, wait_ns, promise, self.run_id, begin_ns)
 
     def handle(self, event: MasterEvent, now_ns: int) -> list[MasterEffect]:
-        """Takes one event and returns what to do, in order."""
+        """Handles one event and returns the effects, in order."""
         return self.handle_all((event,), now_ns)
 
     def handle_all(self, events: Sequence[MasterEvent], now_ns: int) -> list[MasterEffect]:
-        """Takes the events that wait and returns what to do, in order.
+        """Handles all queued events and returns the effects, in order.
 
-        Calls are compared once all events are taken: a vote does not count if its withdrawal waits behind it.
+        Votes are compared after the last event: a vote does not count if its withdrawal is queued behind it.
         """
         self._outbox.now_ns = now_ns
         for event in events:
@@ -265,7 +265,7 @@ class MasterMachine:
             return deadlines[0]
         deadlines += [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
         deadlines += [apart_ns + limits.HOST_WAIT_NS for _, apart_ns in self.registry.apart()]
-        is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # Then only joiners are waited for.
+        is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # If so, only pending peers can be due.
         may_lead = is_whole or self._may_lead()
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
             if peer.disconnected_ns is not None:
@@ -278,19 +278,19 @@ class MasterMachine:
         """Members whose vote others have waited for longer than STRAGGLER_WARNING.
 
         Args:
-            now_ns: the time; None: that of the last event.
+            now_ns: the time; None: the time of the last event.
 
         Returns:
-            For each of them and each operation: name, operation, and how long others have waited in nanoseconds.
+            For each such member and operation: its name, the operation, and how long others have waited (nanoseconds).
         """
         return self._stragglers.stragglers(self._outbox.now_ns if now_ns is None else now_ns)
 
     def measurements(self, now_ns: int) -> Measurements:
-        """What is known of the network, at most MEASUREMENTS_KEPT old."""
+        """What the master knows about the network. The answer is at most MEASUREMENTS_KEPT old."""
         return self.collectives.planner.measurements(now_ns)
 
     def standing(self, connection: Hashable) -> Standing:
-        """What the master knows of the peer at the other end of a connection."""
+        """What the master knows about the peer at the other end of a connection."""
         peer = self.registry.by_connection.get(connection)
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
@@ -310,7 +310,7 @@ class MasterMachine:
     # --- Registration and messages ----------------------------------------------------------------------------------
 
     def _is_of_its_key(self, event: PeerMessageReceived) -> bool:
-        """True if the key of a connection fits the peer registered on it and the one that the message names."""
+        """True if the connection's key fits both the peer registered on it and the peer that the message names."""
         peer = self.registry.by_connection.get(event.connection)
         named = [peer.peer_id] if peer is not None else []
         if isinstance(event.message, (Hello, RunReport)):
@@ -331,7 +331,7 @@ class MasterMachine:
         elif peer is None and event.connection in self._dismissed:
             self._on_dismissed(event.connection, message, now_ns)
         elif peer is None:
-            if event.connection not in self._asked:  # Else it repeats this after its report.
+            if event.connection not in self._asked:  # An asked peer sends it again after its report.
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello first"))
         elif isinstance(message, Linked):
             self._on_linked(peer, message, now_ns)
@@ -345,7 +345,7 @@ class MasterMachine:
             self._outbox.send(peer, self.measurements(now_ns))
         elif peer.is_member:
             self.operations.on_message(peer, message, now_ns)
-        else:  # It was removed, and registered again before it read that it had been admitted.
+        else:  # It was admitted and removed. It registered again before it read of that admission.
             self._refuse_session(event.connection)
 
     def _on_hello(self, event: PeerMessageReceived, bound: Peer | None, hello: Hello, now_ns: int) -> None:
@@ -384,7 +384,7 @@ class MasterMachine:
             known.witnesses.clear()
             known.back_ns = now_ns
             self._welcome(known)
-            return self.operations.on_links_changed(now_ns)  # A sync without a source for it was to wait for it.
+            return self.operations.on_links_changed(now_ns)  # A sync without a source for it waited for it.
         if hello.is_member:
             return self._refuse_session(connection)
         if self._has_other_masters(connection, hello):
@@ -412,7 +412,7 @@ class MasterMachine:
     def _is_ahead(self, known: Peer | None, hello: Hello) -> bool:
         """True for a peer of this run that has promised another leadership, which may have begun by now.
 
-        It is a member here or, where lists need quorums, waits to be admitted: a list may count its promise, too.
+        It is a member here. Where lists need quorums, it may also be a pending peer: a list may count its promise too.
         """
         needs_quorum = self._leader.needs_quorum
         is_known = known is not None and (known.is_member or needs_quorum) and known.may_have(hello.token)
@@ -425,11 +425,11 @@ class MasterMachine:
         return hello.is_member and hello.run_id not in (NO_ID, self.run_id)
 
     def _has_heard_nothing(self, known: Peer, hello: Hello) -> bool:
-        """True for a member that the former master has admitted, and that has never been a member of any run.
+        """True for a member that the former master admitted, but that does not know that it was ever a member of a run.
 
-        It may be that this master has registered it, and lost it before it heard of the admission. With one address it
-        may wait in a run that began meanwhile, and that nobody leads by now. With several masters another one may, and
-        the peer may have promised here what it has forgotten since.
+        It may be new. Or this master registered it and lost it before it heard of the admission. With one address it
+        may also wait in a run that began meanwhile and that nobody leads any more. With several masters this case does
+        not count: another master may lead that run, and the peer may have forgotten a promise that it made here.
         """
         is_new = hello.run_id == NO_ID and hello.leader == NO_ID
         was_here = hello.run_id == self.run_id and hello.term == self.term and self._has_our_promise(hello)
@@ -439,10 +439,10 @@ class MasterMachine:
         return is_unaware and not known.has_reported and known.may_have(hello.token)
 
     def _ask_again(self, connection: Hashable) -> bool:
-        """Asks a peer that is to report for its Hello again; False if it has been asked on this connection.
+        """Asks a peer that still has to report for its Hello again. False if it was already asked on this connection.
 
-        The first Hello of a connection that is broken, though this master has not noticed, may be from before the peer
-        heard of its admission elsewhere. Who is still there says it again.
+        The connection may be broken without this master knowing. Then its first Hello may be from before the peer
+        heard of its admission elsewhere. A peer that is still there sends the Hello again.
         """
         if connection in self._asked or len(self._asked) >= limits.PEERS_MAX:
             self._asked.discard(connection)
@@ -452,57 +452,58 @@ class MasterMachine:
         return True
 
     def _on_unaware(self, event: PeerMessageReceived, peer: Peer, hello: Hello, now_ns: int) -> None:
-        """Welcomes a member that knows nothing of its run: it has nothing to report, and hears of its admission now."""
+        """Welcomes a member that knows nothing of its run. It has nothing to report and hears of its admission now."""
         history = self._history
         assert history is not None
         self._recognise(peer, event, hello)
         self._welcome_late(peer, history, now_ns, has_one_address=not self._leader.needs_quorum)
 
     def _has_gone_over(self, known: Peer, connection: Hashable, hello: Hello) -> bool:
-        """True for a peer of this run that is by now a member of another one, or that waits to be admitted anew.
+        """True for a peer of this run that is now a member of another run, or waits to be admitted again.
 
-        The latter is bound to another run, or to none since its own has yielded. Either it has not reported and never
-        will; or another one of several masters may have led it since, and it has forgotten what it promised that one.
+        A waiting peer belongs to another run, or to none because its own run has yielded. Either it has not reported
+        and never will, or another of several masters may have led it since, and it has forgotten its promise to that
+        master.
         """
         if hello.is_member:
             has_gone_over = self._is_of_other_run(hello)
         elif not known.has_reported:
             has_gone_over = hello.run_id != self.run_id or hello.leader == NO_ID
         else:
-            is_back = hello.run_id != NO_ID and connection != known.connection  # Else it has yet to read its Welcome.
+            is_back = hello.run_id != NO_ID and connection != known.connection  # Or it has not read its Welcome yet.
             has_forgotten = is_back and not self._has_our_promise(hello)
             has_gone_over = has_forgotten and known.is_member and self._leader.needs_quorum
         return has_gone_over and known.may_have(hello.token)
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
-        """Removes a peer that has gone over, and takes its Hello like that of any other such peer."""
+        """Removes a peer that has gone over, then handles its Hello like that of an unregistered peer."""
         self._lose(peer, "has gone over to another run, or waits to be admitted anew", now_ns)
-        if self.registry.peers.get(peer.peer_id) is peer:  # Its removal waits for the list to be committed.
+        if self.registry.peers.get(peer.peer_id) is peer:  # Its removal waits until the list is committed.
             return self._refuse_session(event.connection)
         return self._on_message(event, now_ns)
 
     def _owes_report(self, known: Peer | None, hello: Hello) -> bool:
-        """True for a peer of the adopted run that another master led last: its report may be new to this one."""
+        """True for a peer of the adopted run that another master led last: its report may contain news."""
         if self._history is None or hello.run_id != self.run_id:
             return False
         has_promised = self._has_our_promise(hello)
-        if known is None:  # It may have promised to report, and its connection broke before it did.
+        if known is None:  # It may have promised to report, and lost its connection before it did.
             return hello.is_member and hello.term < self.term and (has_promised or hello.promised < self.term)
         return not known.has_reported or (hello.is_member and not has_promised)
 
     def _expect_report(self, connection: Hashable, known: Peer | None, hello: Hello, now_ns: int) -> None:
         if known is not None and not known.may_have(hello.token):
             return self._refuse_session(connection)
-        if known is not None and not known.token:  # Its first message, so it now has time for its report.
+        if known is not None and not known.token:  # Its first message: its time to report starts now.
             known.token, known.disconnected_ns = hello.token, now_ns
         if connection in self._asked:
-            return None  # It has answered with its Hello that it promises nothing.
+            return None  # This Hello is its answer to the request: it promises nothing.
         if len(self._asked) < limits.PEERS_MAX:
             self._asked.add(connection)
         return self._ask_for_report(connection, self._leader.promise)
 
     def _has_other_masters(self, connection: Hashable, hello: Hello) -> bool:
-        """True for a newcomer that was given another list of masters than the others. It is refused."""
+        """True for a newcomer whose list of masters differs from that of the others. It is refused."""
         if self.is_recovering or not self.registry.peers:
             self._masters.forget_if_old(self._outbox.now_ns)
         reason = self._masters.difference(hello)
@@ -513,7 +514,7 @@ class MasterMachine:
         return True
 
     def _note_masters(self, hello: Hello) -> None:
-        """Keeps the list of masters, the same for all peers of a run. With several masters, a quorum is needed."""
+        """Keeps the list of masters, which all peers of a run share. A run with several masters needs quorums."""
         self._masters.note(hello, self._outbox.now_ns)
         self._leader.needs_quorum = self._masters.given is not None and self._masters.given.count > 1
 
@@ -539,7 +540,7 @@ class MasterMachine:
         return peer
 
     def _apart_ns(self, hello: Hello) -> int:
-        """From when a part of a host waits for the rest. It differs by peer: parts must not go around in step."""
+        """From when a peer waits for its host. It differs by peer, so that parts do not switch masters in step."""
         return self._outbox.now_ns + int.from_bytes(hello.peer_id[:4], "big") % limits.HOST_WAIT_NS
 
     def _refuse_session(self, connection: Hashable) -> None:
@@ -569,7 +570,7 @@ class MasterMachine:
         peer.witnesses.clear()
         if not peer.is_member:
             self._relinked.add(peer)
-        elif any(other.is_member for other in (*gone, *come)):  # A ring of members may have come or gone.
+        elif any(other.is_member for other in (*gone, *come)):  # Members may have gained or lost a ring.
             self._relinked.update(self.registry.pending())
         else:
             self._relinked.update(gone, come)
@@ -637,7 +638,7 @@ class MasterMachine:
         peer.disconnected_ns = now_ns
         is_anyone_here = self._is_anyone_here()
         self._losses.on_closed(is_anyone_here=is_anyone_here)
-        # With several masters the members may have switched to another one, and this master steps down soon.
+        # With several masters the members may have switched to another one. Then this master steps down soon.
         is_only = not self._leader.needs_quorum
         if is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
@@ -646,7 +647,7 @@ class MasterMachine:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
     def _is_anyone_here(self) -> bool:
-        """True while anyone is here who is in the run, waits for it, or is a member of the one that may be next."""
+        """True while any member, pending peer, or member of the run that may be adopted next is connected."""
         earlier = self.candidate.connections() if self.candidate is not None else []
         return bool(self.registry.by_connection or earlier)
 
@@ -662,7 +663,7 @@ class MasterMachine:
         self._remove_revoked(event.names, now_ns)
 
     def _remove_revoked(self, names: Mapping[str, str], now_ns: int) -> None:
-        """Removes the peers with these keys; from now on the master takes nothing from them but Leave and such."""
+        """Removes the peers with these keys. From now on the master takes only Leave and Acknowledgement from them."""
         for peer in list(self.registry.peers.values()):
             if reason := _why_revoked(peer.peer_id, names):
                 self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
@@ -679,7 +680,7 @@ class MasterMachine:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 unreached = self.paths.missing(peer)
-                if unreached:  # Else these were lost just now.
+                if unreached:  # None if they were lost just now.
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
@@ -692,14 +693,14 @@ class MasterMachine:
                 reason = f"no working data connection to {names(others)}"
                 if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
                     self.operations.wait_again(now_ns)
-            self._remove_broken_hosts(now_ns)  # Without these, those who are left of the next group may be connected.
+            self._remove_broken_hosts(now_ns)  # Without these, the rest of the next group may be connected.
         for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
         self._announce_epoch(now_ns)
 
     def _send_on(self, now_ns: int) -> None:
-        """Sends peers to the next master where the others of their host do not come: they may be pending in the run of
-        another one. The first master of the list sends nobody on, so all of a host come together there."""
+        """Sends peers on to the next master if the rest of their host does not come: it may be pending at another
+        master. The first master of the list sends nobody on, so all peers of a host meet there."""
         hosts = {peer.host for peer, apart_ns in self.registry.apart() if now_ns - apart_ns >= limits.HOST_WAIT_NS}
         for peer in [peer for peer in self.registry.connected_pending() if peer.host in hosts]:
             self._outbox.send(peer, Refused(Refusal.NO_QUORUM, f"not all peers of host {peer.host} have come"))
@@ -710,18 +711,18 @@ class MasterMachine:
         return not peer.is_member or self._leader.may_change or not self._may_lose(peer)
 
     def _loss_ns(self, peer: Peer, may_lead: bool) -> int | None:
-        # A master that cannot lead steps down soon: those whom it holds are waited for at the one that can.
+        # A master that cannot lead steps down soon: the master that can lead waits for the peers connected here.
         return self._losses.loss_ns(peer, may_be_elsewhere=may_lead and self._is_new_here(peer))
 
     def _is_new_here(self, peer: Peer) -> bool:
-        """True for a member that may still be connected to another one of several masters, or go back to it."""
+        """True for a member that may still be connected to another of several masters, or may go back to it."""
         return self._leader.needs_quorum and peer.phase in (PeerPhase.ABSENT, PeerPhase.REPORTED)
 
     def _kick(self, peer: Peer, result: Result, reason: str, now_ns: int) -> bool:
         """Removes a peer. False if the others cannot continue without it.
 
-        With several masters, a connected member also acknowledges the list without it, and gets the Kick once that is
-        committed.
+        With several masters, a connected member also acknowledges the list without it. It gets the Kick once that list
+        is committed.
         """
         if self.registry.peers.get(peer.peer_id) is not peer:
             return True  # It is gone, or the master has stepped down.
@@ -744,12 +745,12 @@ class MasterMachine:
         return not peer.is_member or self._may_lead(without=peer)
 
     def _may_lead(self, without: Peer | None = None) -> bool:
-        """True if the connected members can commit lists, with the removed ones that are to acknowledge theirs."""
+        """True if connected members can commit lists, together with removed ones whose acknowledgement still counts."""
         here = [p.peer_id for p in self.registry.order if p.connection is not None and p is not without]
         return self._leader.may_lead([*here, *(gone.peer_id for gone in self._dismissed.values())])
 
     def _on_dismissed(self, connection: Hashable, message: PeerMessage, now_ns: int) -> None:
-        """A removed member acknowledges the list without it, or leaves. Other messages are ignored."""
+        """A removed member acknowledges the list without it, or leaves. Its other messages are ignored."""
         peer_id = self._dismissed[connection].peer_id
         if isinstance(message, Leave):
             del self._dismissed[connection]
@@ -766,7 +767,7 @@ class MasterMachine:
     def _lose(
         self, peer: Peer, reason: str, now_ns: int, level: Level = Level.WARNING, *, has_left: bool = False
     ) -> None:
-        """Removes a lost peer. `has_left`: it sent Leave, so it takes part at no other master either."""
+        """Removes a lost peer. `has_left`: it sent Leave, so it will not take part at another master either."""
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
         if not has_left and not self._may_lose(peer):
@@ -816,7 +817,7 @@ class MasterMachine:
         if not self.registry.order:
             # An empty run admits at once, ready or not: nobody has state.
             for peer in self.registry.pending():
-                peer.unlinked_ns = None  # Those that it missed are gone.
+                peer.unlinked_ns = None  # The members that it had no link to are gone.
             if first := self.registry.first_joiners():
                 who = names(first)
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {who} to an empty run")
@@ -836,10 +837,10 @@ class MasterMachine:
         self._stragglers.settle(now_ns, self.options.straggler_timeout_ns)
 
     def _remove_broken_hosts(self, now_ns: int) -> None:
-        """A host that has lost a peer goes as a whole: its others may wait for that one without end.
+        """Removes all peers of a host that has lost one: they may wait for that peer without end.
 
-        With several masters no list without members is proposed, as it would not tell of the run's end. If nobody would
-        be left, all are told to go, and the run ends as one does whose members have all died.
+        With several masters no list without members is proposed, because it would not show that the run has ended. If
+        no member would be left, the master sends a Kick to all. The run then ends as if all its members had died.
         """
         registry = self.registry
         if not registry.may_have_broken_hosts:
@@ -876,7 +877,7 @@ class MasterMachine:
         self._outbox.broadcast(self.registry.order, self.registry.member_list())
         for connection in self._dismissed:
             self._outbox.reply(connection, self.registry.member_list())
-        self.operations.answer_withdrawals()  # First: what is withdrawn is not planned.
+        self.operations.answer_withdrawals()  # First: withdrawn calls are not planned.
         self.operations.on_members_changed(now_ns)
 
     def _propose(self) -> None:
@@ -886,7 +887,7 @@ class MasterMachine:
         self.registry.old_members = tuple(sorted(self._leader.list.old_members))
 
     def _others_of_group(self, peer: Peer) -> list[Peer]:
-        """All others of a peer's group, pending ones too."""
+        """All other peers of a peer's group, pending ones too."""
         return [other for other in self.registry.peers.values() if other.group == peer.group and other is not peer]
 
     def _next_attempt_id(self) -> int:
@@ -901,8 +902,8 @@ class MasterMachine:
         peers = self.registry.by_connection.items()
         pending = [connection for connection, peer in peers if not peer.is_member]
         members = [connection for connection, peer in peers if peer.is_member]
-        members += self._dismissed  # They are, if the list without them is not committed.
-        members += self.candidate.connections() if self.candidate is not None else []  # Of the run that would be next.
+        members += self._dismissed  # They are still members if the list without them is not committed.
+        members += self.candidate.connections() if self.candidate is not None else []  # Of the other run.
         self._begin_anew()
         self.recover(now_ns, now_ns + limits.RUN_MEMORY_NS)
         assert self.candidate is not None
@@ -919,7 +920,7 @@ class MasterMachine:
         self._set_term(self._term_after(self.term))
 
     def _term_after(self, term: int) -> int:
-        """A higher term. The step differs between masters, as a term that few peers know must not be reused."""
+        """A higher term. The step differs between masters, because a term that few peers know must not be reused."""
         salt = (int.from_bytes(self._own_id[:2], "big") + self.generation) % limits.TERM_STEP_MAX
         return min(term + 1 + salt, limits.TERM_MAX)
 
@@ -944,7 +945,7 @@ class MasterMachine:
         return True
 
     def _on_early_message(self, candidate: Candidate, event: PeerMessageReceived, now_ns: int) -> None:
-        """Takes a message while reports are collected. Others are dropped: peers repeat them after the Welcome."""
+        """Handles Hello, RunReport and Leave while reports are collected. Peers repeat the rest after the Welcome."""
         message, connection = event.message, event.connection
         if isinstance(message, Hello):
             self._on_early_hello(candidate, event, message, now_ns)
@@ -953,7 +954,7 @@ class MasterMachine:
         elif isinstance(message, RunReport) and Promise.of(message.hello) != candidate.promise:
             if candidate.knows(connection):  # It answers an earlier request.
                 self._raise_above(candidate, message.hello)
-            else:  # It answers a request of an earlier recovery, and has heard of no later one.
+            else:  # It answers a request of an earlier recovery, and has not heard of a later one.
                 self._on_early_hello(candidate, event, message.hello, now_ns)
         elif isinstance(message, RunReport):
             if not candidate.add(event, message, now_ns):
@@ -969,25 +970,25 @@ class MasterMachine:
         connection = event.connection
         if hello.is_member or candidate.expects_report(connection):
             if candidate.rebind(event, hello):
-                return  # It has reported; it is welcomed with the others.
+                return  # It has reported and will be welcomed with the others.
             if hello.is_member:
                 candidate.on_greeted(connection, now_ns)
-            if not self._raise_above(candidate, hello) and hello.is_member:  # Another one refuses by its Hello.
+            if not self._raise_above(candidate, hello) and hello.is_member:  # A pending peer refuses by its Hello.
                 self._ask_for_report(connection, candidate.promise)
         elif not candidate.hold(event, hello, now_ns):
             self._outbox.reply(connection, Refused(Refusal.FULL, "the run takes no more peers"))
         else:
             if self.is_recovering:
                 self._masters.forget_if_old(now_ns)
-            if not self._masters.difference(hello):  # Else it is refused later: the list of members counts first.
+            if not self._masters.difference(hello):  # If it differs, it is refused later: the members' list goes first.
                 self._note_masters(hello)
             if candidate.may_count(hello):
-                self._raise_above(candidate, hello)  # Else the master would step down for it as soon as it leads.
-            if len(hello.masters) <= 1:  # Else it is turned away in time.
+                self._raise_above(candidate, hello)  # Otherwise the master would step down for it as soon as it leads.
+            if len(hello.masters) <= 1:  # A peer that knows other masters is turned away later.
                 self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
 
     def _may_yield_to(self, hello: Hello) -> bool:
-        """True for a member of an earlier run, while the run that is led here has decided nothing."""
+        """True for a member of an earlier run, while the run led here has decided nothing."""
         has_history = self._history is not None and self._history.has_decided
         return self._is_of_other_run(hello) and not has_history and not self._has_decided()
 
@@ -997,11 +998,11 @@ class MasterMachine:
         return self._attempt_count + ended
 
     def _has_decided(self) -> bool:
-        """True once an operation was decided in the current run, besides what the take-over restored."""
+        """True once an attempt has begun or ended in the current run, apart from what the take-over restored."""
         return self._decision_count() > self._undecided
 
     def _on_earlier(self, event: PeerMessageReceived, now_ns: int) -> None:
-        """A member of an earlier run connects: collects its report, while the run that began here continues."""
+        """A member of an earlier run connects: collects its report, while the run led here continues."""
         if isinstance(self._phase, (Begun, Adopted)):
             self._phase = Yielding(self._stand(now_ns), self._phase)
         assert self.candidate is not None
@@ -1014,7 +1015,7 @@ class MasterMachine:
             self._phase = phase.own
             for connection in earlier.connections():
                 self._refuse_session(connection)
-        elif earlier.is_over(now_ns) and self.registry.have_all_reported:  # Else one of them may know of a decision.
+        elif earlier.is_over(now_ns) and self.registry.have_all_reported:  # One still to report may know a decision.
             connections = [*self.registry.by_connection, *self._dismissed]
             self._outbox.log(Level.WARNING, f"{_YIELDS}, whose members are back")
             self._begin_anew()
@@ -1030,8 +1031,8 @@ class MasterMachine:
             for event, _ in candidate.reports.values():
                 self._outbox.reply(event.connection, Refused(Refusal.UNREGISTERED, "send a Hello again"))
         for held in candidate.held.values():
-            self._on_message(held.event, now_ns)  # For one of them it may have stepped down.
-        for peer_id, name in candidate.revoked.items():  # Others may have the same key, which is allowed again by now.
+            self._on_message(held.event, now_ns)  # One of them may have made it step down.
+        for peer_id, name in candidate.revoked.items():  # By peer, not by key: the key may be allowed again by now.
             if peer_id in self.registry.peers:
                 self._kick(self.registry.peers[peer_id], Result.MASTER_CONNECTION_FAILED, _key_reason(name), now_ns)
 
@@ -1074,7 +1075,7 @@ class MasterMachine:
         self._relinked.update(self.registry.pending())
 
     def _admit_former(self, members: Sequence[Member], now_ns: int) -> None:
-        """Admits members of a former list: those that are to report, and those that have registered here as pending."""
+        """Admits members of a former list: those that still have to report, and those that are pending here."""
         known = [self.registry.peers.get(member.peer_id) for member in members]
         pending = [peer for peer in known if peer is not None and not peer.is_member]
         absent = [
@@ -1091,7 +1092,7 @@ class MasterMachine:
             peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
 
     def _on_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
-        """A peer reports after the run was adopted."""
+        """Handles a report that comes after the run was adopted."""
         hello, history = report.hello, self._history
         known = self.registry.peers.get(hello.peer_id)
         bound = self.registry.by_connection.get(event.connection)
@@ -1113,7 +1114,7 @@ class MasterMachine:
             return self._tell_dismissed(event.connection) if event.connection in self._dismissed else None
         has_answered = self._outbox.answered_ns >= self._adopted_ns or history.has_told(self.registry.round)
         late = hello.peer_id if self._has_decided() or has_answered else None
-        has_one_address = not self._leader.needs_quorum  # Else a quorum's reports had every list that is committed.
+        has_one_address = not self._leader.needs_quorum  # With a quorum, the reports had every committed list.
         if peer.is_member:
             history.add(report)
         self._takeover.apply_round(history, has_one_address=has_one_address, late=late)
@@ -1124,10 +1125,10 @@ class MasterMachine:
         self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=late)
 
     def _would_admit(self, history: History, report: RunReport) -> bool:
-        """True for a newcomer of whose admission no member has heard, while they wait in the call that admitted it.
+        """True for a newcomer whose admission no member has heard of, while members wait in the call that admitted it.
 
-        They do not any more once they have given it up, or made others: they will not take its answer for that of the
-        next one.
+        They no longer wait in that call once they have withdrawn it or made other calls. Then they will not take its
+        answer for the answer to the next call.
         """
         have_gone_on = self._has_decided() or self._outbox.refused_ns > self._adopted_ns
         return history.would_admit(report, self.registry.round) and not have_gone_on
@@ -1135,7 +1136,7 @@ class MasterMachine:
     def _welcome_late(
         self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None
     ) -> None:
-        """Welcomes a peer of the adopted run that comes after the others, and decides what has waited for it."""
+        """Welcomes a peer of the adopted run that comes after the others, and decides operations that waited for it."""
         self._welcome(peer)
         for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
@@ -1149,7 +1150,7 @@ class MasterMachine:
         return peer is not None and peer.is_member
 
     def _recognise(self, peer: Peer, event: PeerMessageReceived, hello: Hello) -> None:
-        """A member of the adopted list is here."""
+        """Takes what a member of the adopted list says in its Hello, and binds its connection."""
         peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
         peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
         peer.host, peer.host_size, peer.answered_ns = hello.host, hello.host_size, self._outbox.now_ns
@@ -1159,7 +1160,7 @@ class MasterMachine:
     def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
         """Refuses a member of another run. If nothing was decided there, it may register with this one.
 
-        With several masters, another one may lead that run, and decide without this member what it does not know of.
+        With several masters, another master may lead that run and decide something there without this member.
         """
         is_whole = not self._leader.needs_quorum or is_sole(report.hello.peer_id, MemberList.of(report))
         if report.hello.run_id != self.run_id and is_whole and not has_decided(report):
@@ -1167,12 +1168,12 @@ class MasterMachine:
         return self._refuse_session(connection)
 
     def _on_late_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
-        """Takes the report of a peer outside the adopted list once that is committed. The peer may be gone."""
+        """Handles the report of a peer outside the adopted list once that list is committed. The peer may be gone."""
         if event.connection in self._asked:
             self._on_report(event, report, now_ns)
 
     def _accept_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> Peer | None:
-        """Registers the peer of a report. None if it is refused, or only has to acknowledge its removal."""
+        """Registers the peer that reports. None if it is refused, or only has to acknowledge its removal."""
         history, hello = self._history, report.hello
         assert history is not None
         peer = self.registry.peers.get(hello.peer_id)
@@ -1196,15 +1197,15 @@ class MasterMachine:
         elif not hello.is_member:
             peer = self._register(connection, hello, event.host)
         elif not self._leader.needs_quorum and history.would_admit(report, -1) and not has_decided(report):
-            # With several masters it sees by itself that it has taken part in nothing.
+            # With several masters the peer sees by itself that it has taken part in nothing.
             self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
             return None
         else:
             self._refuse_session(connection)
             return None
         if is_admission and not (self._leader.needs_quorum and peer.is_member):
-            # The others that were admitted with it are to report yet, or wait as they have not heard of it. They are
-            # new: who was removed since stays so, until it reports itself.
+            # Peers admitted with it still have to report, or are pending because they have not heard of it. Members of
+            # the adopted list are left out: one that was removed since stays removed until it reports itself.
             known = [member for member in history.members if member.peer_id != hello.peer_id]
             admitted = [member for member in report.members if member not in known]
             if any(not self._is_member(member.peer_id) for member in admitted):
@@ -1216,11 +1217,11 @@ class MasterMachine:
 
 
 def start_master(own_id: bytes, options: MasterOptions | None, now_ns: int) -> MasterMachine:
-    """A master as its process starts, also in the simulator: it first looks for peers of an earlier run.
+    """Makes the master with which a process starts, also in the simulator: it first looks for peers of an earlier run.
 
     Args:
         own_id: 16 random bytes.
-        options: its times; None: the defaults.
+        options: its timeouts; None: the defaults.
         now_ns: the time.
     """
     machine = MasterMachine(own_id, options=options)
@@ -1234,11 +1235,11 @@ class _Dismissed:
 
     peer_id: bytes
     kick: Kick | None
-    """Sent to it then; None: it never knew that it was a member, and may register again."""
+    """Sent once that list is committed; None: the peer never knew that it was a member, and may register again."""
 
 
 def _why_revoked(peer_id: bytes, names: Mapping[str, str]) -> str:
-    """Why a peer is removed, if its key is one of these, each with a name; else empty."""
+    """Why a peer is removed if its key is one of these named keys; otherwise empty."""
     found = (name for identity, name in names.items() if is_peer_id_of(peer_id, identity))
     return next(map(_key_reason, found), "")
 
@@ -1260,10 +1261,10 @@ def _loss_reason(peer: Peer, reason: str) -> LossReason:
 
 
 def with_seen_address(addresses: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """The addresses that a peer gave, with the one that the master sees as the second, with the port of the first.
+    """Adds the host that the master sees, with the port of the first address, as the second of a peer's addresses.
 
-    The first is one that the user has named, or that of the interface by which the peer reaches the master, so it is
-    the same as the one seen unless there is a NAT between them. The second one is also dialled as that of a NAT.
+    The first address is one that the user named, or that of the interface through which the peer reaches the master.
+    So it equals the address seen unless a NAT lies between them. The second is also dialled as the address of a NAT.
     """
     if not addresses or not host:
         return addresses

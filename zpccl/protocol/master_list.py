@@ -1,11 +1,12 @@
-"""The masters that a peer knows, and which of them it connects to; and what a master knows of that list.
+"""The masters that a peer knows, and which of them it connects to; and what a master knows about that list.
 
 A peer is connected to one master at a time. It switches to the next one when a master does not answer, or answers but
 does not lead the run within some time. It waits longest at the first master, so that all peers meet there if they can.
 The waits of peers differ, or two peers that switch in step could miss each other forever.
 
-All peers of a run must have been given the same list: with others, two masters could lead it. A master compares lists
-by their length and its own position, since the addresses may be written differently.
+All peers of a run must be given the same list: with different lists, two masters could lead it. A master compares lists
+by their length and its own position, because the addresses may be written differently. It also refuses a list with the
+same addresses in another order.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class MasterList:
     """The current master of a peer, and when the peer switches to the next one.
 
     Args:
-        addresses: of the masters, in order of preference.
-        peer_id: of the peer; makes its waits differ from those of others.
+        addresses: the addresses of the masters, in order of preference.
+        peer_id: the id of the peer; makes its waits differ from those of others.
 
     Attributes:
-        index: of the master that the peer is connected to, or tries to reach.
-        stay_ns: until when it waits for that master to lead the run; None if that leads or is not connected.
-        switch_ns: when it switches to the next master, as this one failed; None if it has not failed.
+        index: the index of the master that the peer is connected to, or tries to reach.
+        stay_ns: until when it waits for that master to lead the run; None if the master leads or is not connected.
+        switch_ns: when it switches to the next master, because this one failed; None if it has not failed.
     """
 
     def __init__(self, addresses: tuple[str, ...], peer_id: bytes) -> None:
@@ -39,7 +40,7 @@ class MasterList:
         self.stay_ns: int | None = None
         self.switch_ns: int | None = None
         self._failures = 0  # Failed tries since a master last led the run.
-        self._without_run: set[int] = set()  # Masters that lead no run, asked since the first one was.
+        self._without_run: set[int] = set()  # Masters that lead no run, asked since the first one was asked.
         self._first_run_id = _NO_ID  # Of the run that the first master would begin.
         self._stay_count = 0
 
@@ -50,12 +51,12 @@ class MasterList:
 
     @property
     def address(self) -> str:
-        """Of the current master."""
+        """The address of the current master."""
         return self.addresses[self.index]
 
     @property
     def begins(self) -> bytes:
-        """The id of the run that a newcomer may begin: at the first master, if none leads a run. Else zeros."""
+        """The id of the run that a newcomer may begin: at the first master, if no master leads one. Otherwise zeros."""
         is_to_begin = self.index == 0 and len(self._without_run) == len(self.addresses)
         return self._first_run_id if is_to_begin else _NO_ID
 
@@ -69,7 +70,7 @@ class MasterList:
         self.switch_ns = None
 
     def on_disconnected(self) -> None:
-        """The connection broke: no master is waited for."""
+        """The connection broke: the peer waits for no master."""
         self.stay_ns = None
 
     def on_led(self) -> None:
@@ -77,7 +78,7 @@ class MasterList:
         self._failures, self.stay_ns, self.switch_ns = 0, None, None
 
     def on_no_run(self, run_id: bytes, now_ns: int) -> None:
-        """The current master knows of no run; `run_id` is that of the run that it would begin."""
+        """The current master knows of no run; `run_id` is the id of the run that it would begin."""
         if self.index == 0:
             self._without_run.clear()
             self._first_run_id = run_id
@@ -85,7 +86,7 @@ class MasterList:
         self.fail(now_ns)
 
     def forget_answers(self) -> None:
-        """What masters reported of runs is out of date."""
+        """The answers of masters about runs are out of date."""
         self._without_run.clear()
 
     def on_no_answer(self) -> None:
@@ -150,7 +151,7 @@ class GivenList:
 
 
 class CommonList:
-    """The list of masters that the peers of a run were given, as the master knows it: that of the first peer.
+    """The list of masters that the peers of a run were given, as the master knows it: the list of the first peer.
 
     Attributes:
         given: the list; None as long as no peer has named one.
@@ -166,12 +167,12 @@ class CommonList:
         self.given = self.given or GivenList(hello.masters, hello.master_index)
 
     def forget_if_old(self, now_ns: int) -> None:
-        """Nobody may be left of those that named the list."""
+        """Forgets the list if none of the peers that named it may be left."""
         if now_ns - self._named_ns > limits.RUN_MEMORY_NS:
             self.given = None
 
     def difference(self, hello: Hello) -> str:
-        """Why a peer cannot take part: it was given another list. "" if it was given the same."""
+        """Why a peer with another list cannot take part. "" if it was given the same list."""
         theirs = GivenList(hello.masters, hello.master_index)
         if self.given is None or self.given.may_be(theirs):
             return ""

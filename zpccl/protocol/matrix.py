@@ -1,24 +1,24 @@
-"""What is known of the paths between peers and of their hosts, from what attempts have moved.
+"""What is known about the paths between peers and about their hosts, from what attempts have moved.
 
-A sample is what one peer sent to another in an attempt, and how long it was busy with that. Whether its rate is that of
-the path depends on what limited it:
+A sample is what one peer sent to another in an attempt, and how long it was busy with that. Whether its rate is the
+rate of the path depends on what limited it:
 
     something else   The link waited for bytes: the path can do at least as much. The estimate may only rise.
     the path         The estimate falls to the rate at once if that is half of it or less: a plan that is wrong by a
-                     factor takes longer by this factor, each time. It rises to the geometric mean of both, and moves
-                     half as far where they differ by less than a factor of two: it wavers less than the path.
+                     factor takes longer by this factor, each time. It rises to the geometric mean of both. If both
+                     differ by less than a factor of two, it moves half as far, so that it varies less than the path.
     a host           Several links of a host had bytes waiting all the time, and all were slower than their paths were
                      before: what they carried together is the rate of the host. The paths can do at least as much.
 
-Of several links of a host that waited for the path, those that have fallen to less than half of what the best one has
-kept are slow for their own reason.
+Each of several links of a host that waited for their paths has kept some part of its path's rate. Links that kept less
+than half of the best link's part are slow for their own reason.
 
-A path that has never been the limit counts as unlimited. Of one that has not been used at all nothing is known; where
-other paths of the same peers have shown their rates, it counts as their median, the upper of two: high enough to be
-tried, where a plan has use for it, and no promise. Slow paths are avoided, and so not measured again. So an estimate
-that is not renewed doubles with every RATE_DOUBLING_NS: the slower a path has been, the later it is tried again.
+A path that has never been the limit counts as unlimited. Nothing is known about a path that was never used. If other
+paths of the same peers have shown their rates, it counts as their median, the upper of two. That is high enough for a
+plan to try it, but no promise. Plans avoid slow paths, so these are not measured again. So an estimate that is not
+renewed doubles with every RATE_DOUBLING_NS: the slower a path was, the later it is tried again.
 
-Nobody but the master needs all this, and a new master starts without it.
+Only the master needs all this, and a new master starts without it.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class _Estimate:
     seen_ns: int
 
     def rate_at(self, now_ns: int) -> int | None:
-        """The rate, doubled for each time that it has not been renewed."""
+        """The rate, doubled for each RATE_DOUBLING_NS in which it was not renewed."""
         if self.rate is None:
             return None
         return self.rate << min(32, max(0, now_ns - self.seen_ns) // limits.RATE_DOUBLING_NS)
 
     def observe(self, rate: int, now_ns: int, *, is_limited: bool) -> None:
-        """Takes a new rate into account: if nothing limited it, as the least that is possible."""
+        """Takes a new rate into account: as a lower bound if the path did not limit it."""
         known = self.rate_at(now_ns)
         if is_limited and known is None:
             self.rate, self.seen_ns = rate, now_ns
@@ -87,24 +87,24 @@ class Matrix(Generic[P]):
         self._hosts: dict[tuple[P, bool], _Estimate] = {}  # By peer and whether it sends.
         self._round_trips_ns: dict[frozenset[P], int] = {}
         self.changes = 0
-        """How often something has been observed or forgotten: what was made of it before may have to be made anew."""
+        """How often something was observed or forgotten. A plan made before the last change may be out of date."""
 
     def observe(
         self, sender: P, receiver: P, sent_bytes: int, busy_ns: int, now_ns: int, *, is_limited: bool = True
     ) -> None:
-        """One peer has sent so much to another, and nothing but the path has limited it.
+        """Takes into account what one peer has sent to another.
 
         Args:
-            sender: who has sent.
-            receiver: who has received.
-            sent_bytes: how much; too few show nothing.
-            busy_ns: in which time.
+            sender: the peer that sent.
+            receiver: the peer that received.
+            sent_bytes: how much it sent; too few bytes show nothing.
+            busy_ns: how long that took.
             now_ns: the time.
-            is_limited: False if the path could perhaps have carried more.
+            is_limited: True if only the path limited it; False if the path could perhaps have carried more.
         """
         if sent_bytes < limits.RATE_SAMPLE_BYTES or busy_ns <= 0:
             return
-        # Before the window of TCP has opened, a path shows less than it can do.
+        # Until the TCP window has opened, a path shows less than it can carry.
         round_trip_ns = self._round_trips_ns.get(frozenset((sender, receiver)), 0)
         is_limited = is_limited and busy_ns >= limits.RATE_SAMPLE_ROUND_TRIP_COUNT * round_trip_ns
         self.changes += 1
@@ -112,7 +112,7 @@ class Matrix(Generic[P]):
         estimate.observe(Sample(sender, receiver, sent_bytes, busy_ns, is_limited).rate, now_ns, is_limited=is_limited)
 
     def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int) -> None:
-        """Takes all samples of an attempt into account, and tells what has limited each of them."""
+        """Takes all samples of an attempt into account, after finding out what limited each of them."""
         samples = list(samples)
         by_host: dict[tuple[P, bool], list[Sample[P]]] = {}
         for sample in samples:
@@ -144,20 +144,20 @@ class Matrix(Generic[P]):
         return len(known) == 2 and all(now_ns - each.seen_ns < limits.RATE_DOUBLING_NS for each in known)
 
     def forget(self, peer: P) -> None:
-        """A peer has gone."""
+        """Forgets a lost peer."""
         self.changes += 1
         self._paths = {pair: estimate for pair, estimate in self._paths.items() if peer not in pair}
         self._hosts = {host: estimate for host, estimate in self._hosts.items() if host[0] != peer}
         self._round_trips_ns = {pair: value for pair, value in self._round_trips_ns.items() if peer not in pair}
 
     def paths(self) -> Iterable[tuple[P, P, int | None, int, int | None]]:
-        """What is known of each path: sender, receiver, rate as it was measured, when that was, and round trip."""
+        """What is known about each path: sender, receiver, measured rate, when it was measured, and round trip."""
         for (sender, receiver), estimate in self._paths.items():
             round_trip_ns = self._round_trips_ns.get(frozenset((sender, receiver)))
             yield sender, receiver, estimate.rate, estimate.seen_ns, round_trip_ns
 
     def host_rate(self, peer: P, *, is_sending: bool) -> int | None:
-        """What a host was measured to send, or to receive, at most; None: that has never been the limit."""
+        """The measured rate at which a host can send, or receive; None if the host has never been the limit."""
         estimate = self._hosts.get((peer, is_sending))
         return None if estimate is None else estimate.rate
 
@@ -165,7 +165,7 @@ class Matrix(Generic[P]):
         """What a plan for these peers may use.
 
         Args:
-            peers: the participants, who are called by their index here.
+            peers: the participants; the network refers to them by their index here.
             is_usable: whether the path between two of them may be used; symmetric.
             now_ns: the time.
         """
@@ -199,8 +199,8 @@ class Matrix(Generic[P]):
         estimate.observe(max(1, rate), now_ns, is_limited=is_limited)
 
     def _slowed_by_host(self, group: Sequence[Sample[P]], now_ns: int) -> list[Sample[P]]:
-        """Those samples in one direction of a host that are slow because of this host."""
-        kept: dict[int, float] = {}  # Part of the rate of the path.
+        """The samples in one direction of a host that are slow because of this host."""
+        kept: dict[int, float] = {}  # By sample: the part of its path's rate that it kept.
         for place, sample in enumerate(group):
             estimate = self._paths.get((sample.sender, sample.receiver))
             known = None if estimate is None else estimate.rate_at(now_ns)

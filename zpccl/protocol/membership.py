@@ -1,8 +1,8 @@
 """The registry of the master: peers, member list and links; and its outbox.
 
 A peer is pending from its Hello to its admission, and a member from then to its loss. The epoch is the number of the
-member list and grows with every change of it. Ring order is the order of admission. Both ends report a link: it counts
-as up only while both report that it is.
+member list; every new list has a higher one. Ring order is the order of admission. A link counts as up only while both
+ends report it as up.
 
     event              of no peer         PREFETCHING     READY       ABSENT         REPORTED    FOLLOWING
     Hello, not ready   PREFETCHING        -               -           is to report   -           -
@@ -17,7 +17,7 @@ as up only while both report that it is.
     PREFETCHING and READY are the phases of pending peers, the others those of members. [1] Into a run without members.
     [2] A peer that only the former master knew as a member is admitted with its report.
 
-Peers of a host that has a name are admitted together, once all are there, and removed together, once one is gone.
+Peers of a host that has a name are admitted together once all are here, and removed together once one is lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _OF_MEMBERS = (
     PeerPhase.FOLLOWING,
     PeerPhase.REPORTED,
     PeerPhase.ABSENT,
-)  # The usual one first, since it is found at once.
+)  # The most common phase is first, so it is found at once.
 
 
 @dataclass(slots=True, eq=False)
@@ -85,13 +85,13 @@ class Peer:
     phase: PeerPhase = PeerPhase.READY
     disconnected_ns: int | None = None
     host: str = ""
-    """Whose peers are admitted and removed together; empty: it comes and goes by itself."""
+    """The host, whose peers are admitted and removed together; empty: the peer comes and goes by itself."""
     host_size: int = 0
     """How many peers the host has."""
     registered_ns: int = 0
     """When it registered, as a pending peer."""
     apart_ns: int | None = None
-    """From when it waits for its host, at a master that is not the first of its list; None once that has been whole."""
+    """From when it waits for its host, at a master that is not the first of its list; None once the host was whole."""
     is_left_over: bool = False
     """Its host has lost a pending peer, so it is removed as soon as it is connected."""
     handshake_ms: int = 0
@@ -101,15 +101,15 @@ class Peer:
     linked: int = 0
     """The peers to which it reports a link, one bit each: sets of ids would take too much memory in large groups."""
     unlinked_ns: int | None = None
-    """Since when a pending peer has lacked links that every ring would need; starts again when a member of its group
-    reports one more link to it. None if no link is missing."""
+    """Since when a pending peer has lacked links without which it cannot join; starts again when a member of its group
+    reports a new link to it. None if it lacks none."""
     oldest_call_id: int = 0
     acknowledged: int = 0
     """The epoch of the last list of this master that it has accepted."""
     answered_ns: int = 0
     """When the last answer to one of its calls was sent; after a take-over, when it reported."""
     witnesses: dict[bytes, int] = field(default_factory=dict)
-    """Members that have lost their link to this peer, since the peer last reported which links it has, and when."""
+    """Members that have lost their link to this peer since its last report of its links, and when they lost it."""
     back_ns: int | None = None
     """When it last connected again."""
     open_calls: dict[int, Key] = field(default_factory=dict)
@@ -128,18 +128,18 @@ class Peer:
         return self.phase is not PeerPhase.ABSENT
 
     def may_have(self, token: bytes) -> bool:
-        """True if the peer sends this token. After a take-over it is known from its first message on."""
+        """True if the peer may have this token. After a take-over, its token is known from its first message on."""
         return self.token in (b"", token)
 
     def on_ready(self) -> None:
-        """A pending peer fetches no state ahead any more."""
+        """A pending peer no longer fetches state ahead."""
         if self.phase is PeerPhase.PREFETCHING:
             self.phase = PeerPhase.READY
 
 
 def have_reported(peers: Iterable[Peer]) -> bool:
     """True if none of the peers is still to report."""
-    absent = PeerPhase.ABSENT  # Asked of all participants at each report: a lookup for each costs as much as the rest.
+    absent = PeerPhase.ABSENT  # Looked up once: a lookup for each peer, at each report, costs as much as the rest.
     return all(peer.phase is not absent for peer in peers)
 
 
@@ -162,12 +162,12 @@ class Registry:
         self.parent = 0
         """The epoch of the last committed list when the current one was proposed."""
         self.old_members: tuple[bytes, ...] = ()
-        """The members of the parent while the member list is not committed, else empty (see leadership.py)."""
+        """The members of the parent while the member list is not committed; otherwise empty (see leadership.py)."""
         self._slots: list[Peer | None] = []
         self._pending: dict[bytes, Peer] = {}  # In order of registration.
         self._member_counts: dict[int, int] = {}  # By group.
         self.may_have_broken_hosts = False
-        """Peers have come, gone or reported, or the list was committed, since hosts were last looked at."""
+        """True if peers came, went or reported, or the list was committed, since hosts were last checked."""
 
     @property
     def is_committed(self) -> bool:
@@ -196,7 +196,7 @@ class Registry:
         return self.whole_hosts(peer for peer in self._pending.values() if peer.phase is PeerPhase.READY)
 
     def first_joiners(self) -> list[Peer]:
-        """Who begins a run: the pending peer that came first, with its host."""
+        """The peers that begin a run: the pending peer that came first, with its host."""
         found = self.whole_hosts(self.connected_pending())
         return [peer for peer in found if peer is found[0] or (peer.host and peer.host == found[0].host)]
 
@@ -214,7 +214,7 @@ class Registry:
         return max(0, peer.host_size - len(here)) if peer.host and not peer.is_member else 0
 
     def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Those pending peers whose whole host is among them, and has no members yet; and those without a host."""
+        """Those of these pending peers whose whole host is among them and has no members, or that have no host."""
         found = list(peers)
         counts = Counter(peer.host for peer in found)
         taken = {peer.host for peer in self.order}
@@ -223,7 +223,7 @@ class Registry:
         ]
 
     def apart(self) -> list[tuple[Peer, int]]:
-        """Pending peers some of whose host have not come, and may be at an earlier master: each with its `apart_ns`."""
+        """Pending peers whose host is incomplete here, each with `apart_ns`. The rest may be at an earlier master."""
         return [
             (peer, peer.apart_ns)
             for peer in self.connected_pending()
@@ -231,7 +231,7 @@ class Registry:
         ]
 
     def misfit_of_host(self, host: str, host_size: int) -> str:
-        """Why a new peer cannot be one of its host, beside the pending ones that are connected; empty if it can."""
+        """Why a new peer does not fit the connected pending peers of its host; empty if it does."""
         others = [peer for peer in self.connected_pending() if host and peer.host == host]
         sizes = {peer.host_size for peer in others} - {host_size}
         if sizes:
@@ -241,14 +241,14 @@ class Registry:
         return ""
 
     def members_of_broken_hosts(self) -> list[Peer]:
-        """Members of hosts that have lost others. Nobody before all have said of which host they are."""
+        """Members of hosts that have lost other peers; none until all have reported to which host they belong."""
         if not self.have_all_reported:
             return []
         counts = Counter(peer.host for peer in self.order)
         return [peer for peer in self.order if peer.host and counts[peer.host] < peer.host_size]
 
     def pending_of_broken_hosts(self) -> list[Peer]:
-        """Pending peers of hosts that have lost others. Who is not connected is told when it is back."""
+        """Connected pending peers of hosts that have lost others. A disconnected one is told when it is back."""
         return [peer for peer in self.connected_pending() if peer.is_left_over]
 
     def add(self, peer: Peer) -> None:
@@ -274,7 +274,7 @@ class Registry:
             self._note_whole_host(peer)
 
     def _note_whole_host(self, peer: Peer) -> None:
-        """Nobody of a pending host is sent on once all are connected: who is away may be of its former processes."""
+        """Once all peers of a pending host are connected, none is sent on. Others may be its former processes."""
         if peer.host and not peer.is_member and not self.host_missing(peer):
             for other in self.pending_of(peer.host):
                 other.apart_ns = None if other.connection is not None else other.apart_ns
@@ -290,11 +290,11 @@ class Registry:
         self.epoch += 1
 
     def renew(self) -> None:
-        """The members stay, in a new epoch. It voids what is planned ahead."""
+        """Begins a new epoch with the same members, which voids plans ahead."""
         self.epoch += 1
 
     def remove(self, peer: Peer, *, is_sent_on: bool = False) -> None:
-        """Removes a peer; if it was a member, a new epoch begins. `is_sent_on`: its host comes together elsewhere."""
+        """Removes a peer; if it was a member, a new epoch begins. `is_sent_on`: its host meets at another master."""
         del self.peers[peer.peer_id]
         self.bind(peer, None)
         self._pending.pop(peer.peer_id, None)
@@ -308,7 +308,7 @@ class Registry:
                 del self._member_counts[peer.group]
             self.epoch += 1
         elif peer.host and not (peer.is_left_over or is_sent_on):
-            for other in self.pending_of(peer.host):  # Not its new processes, which have come since this one was gone.
+            for other in self.pending_of(peer.host):  # Not its new processes, which registered after this one was gone.
                 if peer.disconnected_ns is None or other.registered_ns <= peer.disconnected_ns:
                     other.is_left_over = True
 
@@ -341,7 +341,7 @@ class Registry:
         return tuple(neighbours)
 
     def as_neighbour(self, peer: Peer, receiver: Peer, *, dial: bool) -> Neighbour:
-        """What the receiver needs to know of a peer to which it has to have a link."""
+        """What the receiver needs to know about a peer to which it must have a link."""
         return Neighbour(peer.peer_id, peer.name, peer.addresses, dial, self._link_key(peer, receiver))
 
     def _link_key(self, one: Peer, other: Peer) -> bytes:
@@ -387,7 +387,7 @@ class Outbox:
         self.answered_ns = -1
         """When the last answer to a call was sent."""
         self.refused_ns = -1
-        """When the last call ended that was withdrawn or refused."""
+        """When the last withdrawn or refused call ended."""
 
     def send(self, peer: Peer, message: MasterMessage, *, may_wait: bool = False) -> None:
         """Sends to one peer, if it is connected."""

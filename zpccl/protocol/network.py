@@ -1,8 +1,8 @@
-"""What a plan knows of the paths between N participants, and the time that an all-reduce takes over them.
+"""What a plan knows about the paths between N participants, and the time that an all-reduce takes over them.
 
     time = latency + moving
 
-    latency   of the longest way that a frame goes, hop after hop: half a round trip and the work of a hop each
+    latency   of the longest way of a frame, hop after hop: for each hop, half a round trip and the work of a hop
     moving    of the path or host that needs longest for its bytes: its load / its rate
 
 With S bytes of tensor on the wire, and frames that follow each other without a gap:
@@ -14,16 +14,16 @@ With S bytes of tensor on the wire, and frames that follow each other without a 
     trees     to the root and back, in    sum of the shares of the   sum of share * degree over
               the deepest tree            trees that use it, * S     all trees, * S
 
-A hop that does not end or begin at the root of a tree takes longer: a frame goes on when it is there as a whole, and it
-shares its path with frames on the other connections of the link. So the first is there when as many of them are as the
-link has connections, or the whole part of the tensor. (At the root, in a ring and in exchanges the path has other bytes
-to move meanwhile, and the load counts these.)
+A hop that neither ends nor begins at the root of a tree takes longer. A frame is passed on only when it is complete,
+and it shares its path with frames on the other connections of the link. So the first frame is complete when one frame
+for each connection of the link has arrived, or the whole part of the tensor. (At the root, in a ring and in exchanges
+the path moves other bytes meanwhile, and the load counts these.)
 
-Paths are used in both directions at the same time, alike in each, so a path has one rate: that of its slower direction.
-So has a host. A path or host of unknown rate is no limit. But no host sends quicker than the Speeds, which are what the
-work of an algorithm allows: with nothing known of the network they alone count.
+A path is used in both directions at the same time, equally in each. So it has one rate: that of its slower direction.
+A host has one rate, too. A path or host of unknown rate is no limit. But no host sends faster than the Speeds, the
+rates that the work of an algorithm allows. If nothing is known about the network, only the Speeds count.
 
-Participants are called by index, 0 to N - 1. All is computed in integers: the same input has the same time.
+Participants are identified by index, 0 to N - 1. All is computed in integers: the same input gives the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Network:
     round_trip_ns: tuple[tuple[int | None, ...], ...]
     """Round-trip time of each path; None: unknown."""
     host_bytes_per_second: tuple[int | None, ...]
-    """What each host sends, or receives, over all its paths together; None: unknown."""
+    """Rate at which each host sends, or receives, over all its paths together; None: unknown."""
 
     def __post_init__(self) -> None:
         count = len(self.host_bytes_per_second)
@@ -54,13 +54,13 @@ class Network:
 
     @classmethod
     def unknown(cls, count: int) -> Network:
-        """A network of which nothing is known but that all its paths work."""
+        """A network about which nothing is known except that all its paths work."""
         row: tuple[int | None, ...] = (None,) * count
         return cls((row,) * count, (row,) * count, row)
 
     @property
     def count(self) -> int:
-        """How many participants."""
+        """The number of participants."""
         return len(self.host_bytes_per_second)
 
     def is_usable(self, one: int, other: int) -> bool:
@@ -85,19 +85,19 @@ class Tensor:
     """True if each partial sum that travels is rounded once more: fewer roundings are worth some time."""
     are_sums_wide: bool = False
     """True if partial sums do not fit into the type of the tensor (the AVG of narrow integers), so that only whole
-    inputs and results may travel: the one who adds must hear everybody directly."""
+    inputs and results may travel: the peer that adds must receive the input of each peer directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """A lane: a part of the tensor, and the spanning tree that reduces it.
 
-    Leaves send their part up, the others add what they hear and pass it on. The root makes the result, which goes down
-    the same way.
+    Leaves send their part up, the others add what they receive and pass it on. The root makes the result, which goes
+    down the same way.
     """
 
     share: int
-    """Weight of this tree beside the others of the plan."""
+    """Weight of this tree relative to the others of the plan."""
     parents: tuple[int, ...]
     """The parent of each participant; the root's is the root."""
 
@@ -112,10 +112,10 @@ class Tree:
         return [(one, parent) for one, parent in enumerate(self.parents) if one != parent]
 
     def depths(self, cost: Callable[[int, int], int] = lambda one, parent: 1) -> list[int]:
-        """Sum of the costs of the hops from each participant to the root: without a cost, their number.
+        """Sum of the costs of the hops from each participant to the root; without `cost`, the number of hops.
 
         Raises:
-            ValueError: the parents are no tree.
+            ValueError: the parents do not form a tree.
         """
         depths = {self.root: 0}
         for begin in range(len(self.parents)):
@@ -133,11 +133,11 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How an all-reduce goes, and how long that is thought to take."""
+    """How an all-reduce runs, and its estimated duration."""
 
     algorithm: Algorithm
     order: tuple[int, ...]
-    """The order of the ring; for other algorithms that of the participants."""
+    """The order of the ring; for other algorithms, the order of the participants."""
     trees: tuple[Tree, ...] = ()
     """The lanes, if the algorithm is TREES."""
     time_ns: int = 0
@@ -152,7 +152,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What the work of a hop and of each algorithm costs, whatever the network; None: not measured yet."""
+    """What the work of a hop and of each algorithm costs, apart from the network; None: not measured yet."""
 
     hop_ns: int | None = None
     """Latency of one hop beyond that of its path: processing, waiting for a processor."""
@@ -164,10 +164,10 @@ class Speeds:
     """Send rate of the busiest peer while trees move one."""
 
     def rate(self, algorithm: Algorithm) -> int:
-        """Rate of an algorithm in bytes per second, or its default; that of trees is the rate of a direct exchange."""
+        """Rate of an algorithm in bytes per second, or its default; for trees that is the rate of a direct exchange."""
         known: int | None = getattr(self, _RATES[algorithm])
         if known is None and algorithm is Algorithm.TREES:
-            known = self.direct_bytes_per_second  # It does the same, in stars.
+            known = self.direct_bytes_per_second  # A direct exchange does the same work, in stars.
         if known is not None:
             return known
         return limits.RING_BYTES_PER_SECOND if algorithm is Algorithm.RING else limits.DIRECT_BYTES_PER_SECOND
@@ -176,7 +176,7 @@ class Speeds:
         """The speeds after an attempt of this duration.
 
         A small tensor shows the latency of a hop beyond that of its path. A large one shows the rate of its algorithm,
-        if the network as it is known does not explain the time; if it does, the algorithm can do at least as much.
+        unless what is known about the network explains the time. Then the algorithm can do at least as much.
         """
         model = Model(network, tensor, self)
         latency_ns = model.latency_ns(route)
@@ -239,13 +239,13 @@ class Model:
         return None if time_ns is None else replace(route, time_ns=time_ns)
 
     def hop_count(self, route: Route) -> int:
-        """Hops in a row of the slowest frame."""
+        """How many hops the slowest frame takes in a row."""
         if route.algorithm is Algorithm.TREES:
             return max(1, 2 * max(max(tree.depths()) for tree in route.trees))
         return {Algorithm.ONE_SHOT: 1, Algorithm.DIRECT: 2}.get(route.algorithm, 2 * (self.network.count - 1))
 
     def roundings(self, route: Route) -> int:
-        """How often the value that is rounded most is rounded, if it is quantised."""
+        """How often the most often rounded value of a quantised tensor is rounded."""
         count = self.network.count
         if route.algorithm is Algorithm.TREES:
             return max(max(tree.depths()) for tree in route.trees) + 1
@@ -265,7 +265,7 @@ class Model:
         return max(hops_ns) if route.algorithm is Algorithm.ONE_SHOT else 2 * max(hops_ns)
 
     def tree_latency_ns(self, tree: Tree, part_bytes: int) -> int:
-        """Time of the longest way of a frame in a tree that reduces so many bytes of the tensor."""
+        """Time of the longest way of a frame in a tree that reduces `part_bytes` of the tensor."""
         root = tree.root
         return 2 * max(
             tree.depths(
@@ -276,7 +276,7 @@ class Model:
         )
 
     def passing_ns(self, one: int, other: int, part_bytes: int) -> int:
-        """How long frames of a part of the tensor are on a path before the first is there, if these are all it has."""
+        """How long a path needs until the first frame of a part of the tensor is complete, if it carries no others."""
         rate = self.network.path_bytes_per_second[one][other]
         if not rate:
             return 0
@@ -285,7 +285,7 @@ class Model:
         return min(part_bytes, frames * frame_bytes(rate)) * limits.SECOND // rate
 
     def host_bytes(self, route: Route) -> int:
-        """What the busiest host sends."""
+        """How many bytes the busiest host sends."""
         return max(self._host_loads(route))
 
     def network_ns(self, route: Route) -> int:
@@ -298,7 +298,7 @@ class Model:
         return max([0, *hosts_ns, self._paths_ns(route)])
 
     def _host_loads(self, route: Route) -> list[int]:
-        """What each host sends; it receives as much."""
+        """How many bytes each host sends; it receives as many."""
         count, wire_bytes = self.network.count, self.tensor.wire_bytes
         if route.algorithm is Algorithm.TREES:
             degrees = [0] * count
@@ -331,7 +331,7 @@ class Model:
 
 
 def frame_bytes(rate_bytes_per_second: int) -> int:
-    """Tensor bytes of a frame of a peer that sends so fast: a power of two."""
+    """Tensor bytes of a frame for a peer that sends at this rate: a power of two."""
     wanted = rate_bytes_per_second * limits.FRAME_DURATION_NS // limits.SECOND
     rounded = 1 << max(0, wanted.bit_length() - 1)
     return min(max(rounded, limits.SLOW_FRAME_BYTES), limits.FRAME_BYTES_DEFAULT)

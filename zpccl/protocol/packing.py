@@ -1,11 +1,11 @@
 """Divides work among ways of doing it, so that the slowest resource is done as early as possible.
 
-Way k, if it does all the work, keeps resource r busy for the time a[r][k]. Sought are shares w >= 0 of sum 1 for which
-the largest sum over k of a[r][k] * w[k] is least. With x = w / time this is a linear program: the largest sum of x with
-a x <= 1. Resources are many (each path between two peers), but few of them bound the solution. So the program begins
-with those that a first answer keeps busy; while the solution overloads others, the most overloaded ones are added, and
-the dual simplex method makes it valid again. The work is bounded: each solution on the way, with less for the ways that
-overload something, is an answer, and the best one is taken.
+If way k does all the work, it keeps resource r busy for the time a[r][k]. The task is to find shares w >= 0 of sum 1
+that make the largest sum over k of a[r][k] * w[k] least. With x = w / time this is a linear program: maximise the sum
+of x with a x <= 1. There are many resources (each path between two peers), but few of them bound the solution. So the
+program begins with those that a first answer keeps busy. While the solution overloads others, the most overloaded ones
+are added, and the dual simplex method makes the solution valid again. The work is bounded: each intermediate solution
+is an answer once the ways that overload a resource get less, and the best answer is taken.
 
 The tableau is a dictionary: each row gives a basic variable, each column is a variable that is 0.
 
@@ -33,7 +33,7 @@ BUSY_FIRST = 0.7
 ADDED_ROWS_MAX = 4
 """Overloaded resources that are added at the same time."""
 TURNS_BETWEEN_ANSWERS = 4
-"""How often resources are added until an answer is made of what there is."""
+"""How often resources are added before the next answer is made from the current solution."""
 
 
 def divide(
@@ -45,8 +45,8 @@ def divide(
     """The shares of the ways: 0 or more, of sum 1.
 
     Args:
-        ways: how long each resource is busy, for each way; those of which it is 0 may be left out.
-        resource: one that every way needs.
+        ways: for each way, how long it keeps each resource busy; resources with time 0 may be left out.
+        resource: a resource that every way needs.
         begin: shares that are about right, up to a common factor.
         cells_max: how many numbers may be computed.
     """
@@ -64,14 +64,14 @@ def divide(
         loads = load(ways, values)
         overloaded = sorted((-busy, name) for name, busy in loads.items() if busy > 1 + GAP)
         if turn % TURNS_BETWEEN_ANSWERS == 0 or not overloaded or not program.has_cells_left:
-            # Ways whose resources are overloaded do less, until none is.
+            # Ways whose resources are overloaded get less, until no resource is overloaded.
             allowed = [
                 value and value / max(1.0, max([loads[name] for name in way]))
                 for way, value in zip(ways, values, strict=True)
             ]
             if sum(allowed) >= sum(best):
                 best = allowed
-        # With all resources the sum is at most that with those that have been added.
+        # With all resources, the sum is at most the sum with only the added ones.
         is_good = not overloaded or sum(values) <= (1 + GAP) * sum(best)
         if is_good or not program.add([name for _, name in overloaded[:ADDED_ROWS_MAX]]):
             break
@@ -79,7 +79,7 @@ def divide(
 
 
 def load(ways: Sequence[Mapping[int, float]], shares: Sequence[float]) -> dict[int, float]:
-    """How long each resource is busy in all."""
+    """How long each resource is busy in total."""
     loads: dict[int, float] = {}
     known = loads.get
     for way, share in zip(ways, shares, strict=True):
@@ -101,12 +101,12 @@ class _Program:
         self._rows = [[way[resource] for way in ways]]
         self._constants = [1.0]
         self._gains = [1.0] * count
-        # Of those that keep it busy least, the one that keeps the others busy least: often it is the answer.
+        # Of the ways that keep it busy least, the one that keeps the others busy least: often it is the answer.
         self._pivot(0, min(range(count), key=lambda name: (ways[name][resource], sum(ways[name].values()))))
 
     @property
     def has_cells_left(self) -> bool:
-        """False if as much has been computed as may be."""
+        """False once as many numbers have been computed as are allowed."""
         return self._cells_left > 0
 
     def values(self) -> list[float]:
@@ -121,7 +121,7 @@ class _Program:
         """Adds resources that are overloaded, and solves the program again.
 
         Returns:
-            False if that takes too many steps, or all of them had been added: then rounding makes them overloaded.
+            False if that takes too many steps, or if all had been added before: then only rounding overloads them.
         """
         added = [self._add(resource) for resource in resources]
         if not any(added):
@@ -132,12 +132,12 @@ class _Program:
                 return True
             column = self._entering(self._rows[row])
             if column is None:
-                return False  # Only by rounding: where nothing is done, no resource is overloaded.
+                return False  # Only by rounding: with all shares 0, no resource is overloaded.
             self._pivot(row, column)
         return False
 
     def _entering(self, row: list[float]) -> int | None:
-        """The column that costs least of the total for what it brings to the row."""
+        """The column that lowers the total least for what it adds to the row."""
         choices = [
             (gain / value, name, column)
             for column, (value, gain, name) in enumerate(zip(row, self._gains, self._free, strict=True))
@@ -164,7 +164,7 @@ class _Program:
         return True
 
     def _pivot(self, index: int, column: int) -> None:
-        """The variable of a column becomes basic in the place of that of a row."""
+        """Makes the variable of a column basic, in place of the variable of a row."""
         self._cells_left -= len(self._rows) * len(self._free)
         row, pivot = self._rows[index], self._rows[index][column]
         row = [value / pivot for value in row]

@@ -1,8 +1,9 @@
 """Which paths between members work, as far as the master can tell, and the rings and direct exchanges that they allow.
 
-Some pairs can never meet, such as two peers behind different firewalls. A group can go on while its links connect all
-its members, as an all-reduce and a sync need no more: a newcomer that reaches one member is admitted, and only members
-that are cut off from most others are removed. A group of more than DIRECT_PEERS_MAX has no trees, and needs a ring.
+Some pairs can never connect, such as two peers behind different firewalls. A group can go on while its links connect
+all its members, because an all-reduce and a sync need no more. So a newcomer that reaches one member is admitted, and
+only members that are cut off from most others are removed. A group of more than DIRECT_PEERS_MAX has no trees, and
+needs a ring.
 
 A link is unusable unless both ends report it up. A link that made an attempt fail is suspected for a while, because
 some paths carry only small packets: the link comes up again and fails again. A ring uses suspected links only if no
@@ -11,10 +12,10 @@ succeeded on it since.
 
 A direct exchange needs all links, and is not used if one is suspected.
 
-If an attempt stalls and no peer can name the link, every link of its ring is in doubt. After a few such attempts they
-are all suspected, but less than a link that a peer has named, and those in several stalled rings more than others. So
-the next ring is another one, until one works. A link that is only in doubt never counts as down, so that no peer is
-removed because of it.
+If an attempt stalls and no peer can name the link, every link of its ring is in doubt. After a few such attempts these
+links are all suspected, but less than a link that a peer has named. Links in several stalled rings are suspected more
+than others. So the next attempt tries another ring, until one works. A link that is only in doubt never counts as down,
+so that no peer is removed because of it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Fault:
     is_named: bool = False
     """True if a peer at one of its ends has reported it as failed."""
     doubts: int = 0
-    """Number of consecutive attempts with this link that stalled, and for which no peer named a link."""
+    """Number of consecutive attempts with this link that stalled without any peer naming a link."""
 
     @property
     def is_suspect(self) -> bool:
@@ -77,11 +78,11 @@ class Paths:
         return self._known[group][1]
 
     def avoided(self, now_ns: int) -> frozenset[Edge]:
-        """The links that have failed of late: no plan uses them unless it must."""
+        """The links that failed recently. A plan uses them only if it must."""
         return frozenset(edge for edge, fault in self._live_faults(now_ns).items() if fault.is_suspect)
 
     def down(self, now_ns: int) -> frozenset[Edge]:
-        """Those of them that have failed for so long that no plan may use them."""
+        """The suspected links that have failed for so long that no plan may use them."""
         return frozenset(
             edge for edge, fault in self._live_faults(now_ns).items() if fault.cost_ns >= limits.LINK_FAILING_MAX_NS
         )
@@ -113,12 +114,12 @@ class Paths:
     def broken(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, Peer]]:
         """The pairs of these members that have no usable link."""
         if self.is_mesh(members, now_ns):
-            return []  # Without looking at each pair: most groups are one.
+            return []  # Most groups are a mesh, so most calls need not check each pair.
         faults = self._live_faults(now_ns)
         return [(one, other) for one, other in mesh_edges(members) if not self._is_usable(one, other, faults)]
 
     def can_join(self, members: Sequence[Peer], joiner: Peer) -> bool:
-        """True if these members can go on with one more: it reaches one of them. A large group needs a ring."""
+        """True if these members can go on with the joiner: it reaches one of them. A large group needs a ring."""
         if len(members) < limits.DIRECT_PEERS_MAX:
             return not members or any(self._registry.are_linked(joiner, other) for other in members)
         for one, other in ring_edges(members):
@@ -129,13 +130,13 @@ class Paths:
         return find_order([*members, joiner], self._registry.are_linked) is not None
 
     def lacks_links(self, joiner: Peer) -> bool:
-        """True if there are `missing` links. Of a peer with too few at first sight it is known at once."""
+        """True if there are `missing` links. If the peer has too few links in all, that needs no search."""
         count = self._registry.member_count(joiner.group)
         needed = min(count, 1 if count < limits.DIRECT_PEERS_MAX else 2)
         return joiner.linked.bit_count() < needed or bool(self.missing(joiner))
 
     def missing(self, joiner: Peer) -> list[Peer]:
-        """The members of its group to which a pending peer has no link; none if they can do without these."""
+        """The members of its group to which a pending peer has no link; none if it can join without these links."""
         members = self._registry.members(joiner.group)
         found = [other for other in members if not self._registry.are_linked(joiner, other)]
         return found if found and not self.can_join(members, joiner) else []
@@ -152,10 +153,10 @@ class Paths:
         return sorted(linked, key=is_suspect)
 
     def surplus(self, members: Sequence[Peer], now_ns: int) -> list[tuple[Peer, list[Peer]]]:
-        """Members without whom the others can go on, each with the members that it does not reach.
+        """Members to remove so that the others can go on, each with the members that it does not reach.
 
-        The largest set of members that links connect stays (ties: that of the earliest member). In a large group the
-        member with the fewest links to the others is taken away (ties: the latest) until there is a ring.
+        The largest set of members that links connect stays (ties: the set with the earliest member). In a large group,
+        the member with the fewest links to the others is then removed (ties: the latest) until there is a ring.
         """
         faults = self._live_faults(now_ns)
         bits = {  # By member: one bit for each other member that it reaches.
@@ -185,7 +186,7 @@ class Paths:
     def blame(self, one: Peer, other: Peer, cost_ns: int, count: int, now_ns: int) -> None:
         """The link between two peers made an attempt with `count` elements fail, after `cost_ns`.
 
-        The time of attempts that fail side by side, with one cause, counts once.
+        If several attempts fail at the same time for one reason, their time counts once.
         """
         fault = self._live_faults(now_ns).setdefault(frozenset((one, other)), Fault(now_ns - cost_ns, 0, 0))
         fault.cost_ns += min(cost_ns, now_ns - fault.seen_ns)
@@ -195,7 +196,7 @@ class Paths:
     def doubt(self, edges: Sequence[tuple[Peer, Peer]], begun_ns: int, count: int, now_ns: int) -> None:
         """An attempt with `count` elements, begun at `begun_ns`, stalled on one of these links; no peer knows which.
 
-        Attempts that stall at the same time have one cause, and count once.
+        Attempts that stall at the same time count once, as they have one cause.
         """
         faults = self._live_faults(now_ns)
         for one, other in edges:
@@ -213,7 +214,7 @@ class Paths:
                     del self._faults[frozenset((one, other))]
 
     def _live_faults(self, now_ns: int) -> dict[Edge, Fault]:
-        """Faults that have not expired, of links between peers that have not been lost."""
+        """Faults that have not expired, of links whose ends have not been lost."""
         peers = self._registry.peers
         for edge, fault in list(self._faults.items()):
             is_old = now_ns - fault.seen_ns >= limits.LINK_SUSPECT_NS
@@ -223,7 +224,7 @@ class Paths:
 
 
 def _largest_part(members: Sequence[Peer], bits: dict[Peer, int]) -> list[Peer]:
-    """The largest set of members that their links connect, in order; the first one of several."""
+    """The largest set of members that are connected by their links, in order; the first of several such sets."""
     left: list[Peer] = list(members)
     largest: list[Peer] = []
     while len(left) > len(largest):
@@ -240,5 +241,5 @@ def _largest_part(members: Sequence[Peer], bits: dict[Peer, int]) -> list[Peer]:
 
 
 def _weight(fault: Fault) -> tuple[bool, int, int, int]:
-    """Sort key of suspected links: those to avoid first are greatest."""
+    """Sort key of suspected links: the links to avoid most are greatest."""
     return fault.is_named, fault.cost_ns, fault.doubts, fault.seen_ns

@@ -1,8 +1,8 @@
-"""Plans of collectives: what the master knows of the network of each group, and the routes that it has planned by it.
+"""Plans of collectives: what the master knows about the network of each group, and the routes planned from it.
 
-A route (routes.py) is planned anew when the members, their links, or what is known of the paths (matrix.py) and of the
-work have changed; the latter two not more often than ROUTE_KEPT. Until then all collectives on a tensor of this size
-have the same one, since planning takes up to 50 ms for 64 peers. A new master starts without all this.
+A route (routes.py) is planned anew when the members or their links change, or what is known about the paths (matrix.py)
+or about the work. The last two cause a new plan at most once per ROUTE_KEPT. Until then all collectives on a tensor of
+this size use the same route, because planning takes up to 50 ms for 64 peers. A new master starts without all this.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorit
 
 @dataclass(slots=True, frozen=True)
 class Planned:
-    """A route, and what it was planned by."""
+    """A route, and what it was planned from."""
 
     peers: tuple[Peer, ...]
-    """The participants, in the order in which the route calls them by index."""
+    """The participants; the route refers to them by their index here."""
     links: tuple[tuple[int, ...], frozenset[Edge], frozenset[Edge]]
     """The links of each participant (`Peer.linked`), those that were avoided, and those that were down."""
     facts: tuple[int, Speeds]
-    """Number of changes of the matrix, and what was known of the work."""
+    """Number of changes of the matrix, and what was known about the work."""
     planned_ns: int
     network: Network
     route: Route
     how: Reducing
-    """The plan that says so."""
+    """The plan of this route, as it is sent."""
 
     def is_fresh(self, facts: tuple[int, Speeds], now_ns: int) -> bool:
-        """True if nothing else is known now, or not for long. What is not measured again is less and less certain."""
+        """True if the facts are unchanged or the route is new. All routes expire: old measurements are uncertain."""
         age_ns = now_ns - self.planned_ns
         return age_ns < (limits.RATE_DOUBLING_NS if self.facts == facts else limits.ROUTE_KEPT_NS)
 
@@ -60,19 +60,19 @@ class Planner:
         self._paths = paths
         self.matrix: Matrix[Peer] = Matrix()
         self.speeds: dict[int, tuple[frozenset[Peer], Speeds]] = {}  # By group: its latest members, their speeds.
-        self._measured: dict[Peer, None] = {}  # Those whose paths the matrix knows.
+        self._measured: dict[Peer, None] = {}  # Peers whose paths the matrix knows.
         self._asked: tuple[tuple[Peer, ...], int] = (), 0  # Members that were asked to measure their paths, and when.
         self._planned: dict[object, Planned] = {}  # By group and tensor, the one used last at the end.
         self._told: tuple[int, int, Measurements] | None = None  # Epoch and time, and what was known then.
 
     def how(self, spec: CollectiveSpec, order: Sequence[Peer], now_ns: int, *, is_ring: bool = True) -> Reducing | None:
-        """The plan of a collective: of an all-reduce any route, of others but an all-to-all a ring, or else trees.
+        """The plan of a collective, or None if the links allow none.
 
-        None if the links allow none.
+        An all-reduce may have any route. An all-to-all is direct. Others have a ring, or trees if there is no ring.
 
         Args:
             spec: what is reduced or moved.
-            order: of a ring that the links allow, as of a broadcast: the root first. Else all participants.
+            order: a ring that the links allow, with the root of a broadcast first; without a ring, all participants.
             now_ns: the time.
             is_ring: False if the links allow no ring.
         """
@@ -88,17 +88,17 @@ class Planner:
     def learn(
         self, spec: CollectiveSpec, how: Reducing, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int
     ) -> None:
-        """A collective was committed: the reports say how long it took, and what the paths have carried."""
+        """A collective was committed: learns from the reports how long it took, and what the paths have carried."""
         self._observe(peers, reports, now_ns)
         durations_us = [report.duration_us for report in reports.values() if report.duration_us]
         if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
             return
         known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
         if any(report.paths for report in reports.values()):
-            return  # The network was the limit, or may have been: the time says nothing of the work.
+            return  # The network was the limit, or may have been: the time says nothing about the work.
         if known is None or known.how != how or tensor.are_sums_wide:
             return
-        duration_ns = min(durations_us) * limits.US  # That of the last peer to start.
+        duration_ns = min(durations_us) * limits.US  # The duration of the last peer to start.
         speeds = self._speeds_of(peers).learn(known.route, known.network, tensor, duration_ns)
         group = peers[0].group
         if group not in self.speeds:  # Groups without members make room.
@@ -106,9 +106,10 @@ class Planner:
         self.speeds[group] = frozenset(peers), speeds
 
     def must_measure(self, now_ns: int) -> bool:
-        """True if members should use each path once, since nothing is known of one, or nothing new.
+        """True if members should use each path once, because about some path nothing is known, or nothing recent.
 
-        What that does not show, such as the rate of a link within a host, is not asked for again before RATE_DOUBLING.
+        This may not show everything, such as the rate of a link within a host. So the same members are not asked again
+        before RATE_DOUBLING.
         """
         members = tuple(self._registry.members())
         asked, asked_ns = self._asked
@@ -124,14 +125,14 @@ class Planner:
         return True
 
     def measurements(self, now_ns: int) -> Measurements:
-        """What the matrix knows of members, or knew less than MEASUREMENTS_KEPT_NS ago: of the latest paths."""
+        """What the matrix knows about members and their latest paths, or knew less than MEASUREMENTS_KEPT_NS ago."""
         epoch = self._registry.epoch
         if self._told is None or self._told[0] != epoch or now_ns - self._told[1] >= limits.MEASUREMENTS_KEPT_NS:
             self._told = epoch, now_ns, self._measure(now_ns)
         return self._told[2]
 
     def on_members_changed(self) -> None:
-        """Forgets the paths of peers that are lost."""
+        """Forgets the paths of lost peers."""
         for peer in [peer for peer in self._measured if self._registry.peers.get(peer.peer_id) is not peer]:
             del self._measured[peer]
             self.matrix.forget(peer)
@@ -154,7 +155,7 @@ class Planner:
         network = network_without(avoided)
         previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
         route = _find_route(spec, peers, network, speeds, previous)
-        if route is None and is_ring:  # Every way needs a link that has failed of late: the ring of `peers` the fewest.
+        if route is None and is_ring:  # Every route needs an avoided link. The ring of `peers` needs the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
         elif route is None:
             network = network_without(down)
@@ -218,7 +219,7 @@ def tensor_of(spec: CollectiveSpec) -> Tensor:
 
 
 def wire_bytes(spec: CollectiveSpec) -> int:
-    """Approximate bytes of a tensor on the wire; of a quantised one, without the quantisation parameters."""
+    """Approximate bytes of a tensor on the wire; for a quantised one, without the quantisation parameters."""
     if spec.quantization != QuantizationAlgorithm.NONE:
         known = spec.quantized_datatype in set(QuantizedDataType)
         return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
@@ -230,7 +231,7 @@ def _told(rate: int | None) -> int | None:
 
 
 def _key(spec: CollectiveSpec, peers: Sequence[Peer]) -> object:
-    """What plans are kept by. Each root of broadcasts has its own, which begins with it."""
+    """The key under which a plan is kept. Each root of broadcasts has its own plan, which begins with the root."""
     root = peers[0] if spec.kind == CollectiveKind.BROADCAST else None
     return peers[0].group, spec.kind, tensor_of(spec), spec.algorithm, root
 
@@ -252,7 +253,7 @@ def _find_route(
 
 
 def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:
-    """The plan of a route. Frames suit the slowest path in use: a frame goes on when it is there as a whole."""
+    """The plan of a route. Frames suit the slowest path in use: a frame is passed on only when it is complete."""
     rates = [speeds.rate(route.algorithm)]
     for one, other in route.edges:
         rate = network.path_bytes_per_second[one][other]

@@ -1,4 +1,4 @@
-"""The state of a run, as a new master merges it from the run reports of the peers. Their order makes no difference.
+"""The state of a run, which a new master merges from the peers' run reports. The order of reports does not matter.
 
 leadership.py decides which member list the master continues with. On every connection a member list is sent before the
 decisions of its epoch, so a peer that knows a decision also knows the members that took part.
@@ -16,7 +16,7 @@ from zpccl.protocol.messages import Decision, Member, Running, RunReport
 
 
 class _Known(NamedTuple):
-    """What a member reports: the term in which it was led, the epochs of its list and of the first list with it."""
+    """What a member reports: the term in which it was led, the epoch of its list, and of the first list with it."""
 
     term: int
     epoch: int
@@ -27,17 +27,17 @@ class History:
     """The state of a run, merged from the reports of its peers.
 
     Args:
-        run_id: of the run.
-        reports: of a quorum of its members, or of those that reported in time. They tell which list goes on; the rest
-            of what they tell counts only once they are added: of those who are in that list.
+        run_id: the id of the run.
+        reports: from a quorum of its members, or from the members that reported in time. They show which list to
+            continue with. Their other content counts only once `add` has taken it, which is for members of that list.
 
     Attributes:
         adopted: the member list that the master continues with.
-        members: those of that list, in ring order, with their names.
+        members: the members of that list, in ring order, with their names.
         adopted_term: the highest term in which a reporting peer was led.
         round, round_value: the last complete round of topology votes that a member knows.
         outcomes: how attempts ended, by attempt id.
-        has_decided: any peer knows of an operation that was planned or decided.
+        has_decided: True if any peer knows of an operation that was planned or decided.
     """
 
     def __init__(self, run_id: bytes, reports: Iterable[RunReport]) -> None:
@@ -46,8 +46,8 @@ class History:
         self.adopted = descend(map(MemberList.of, of_run))
         self.adopted_term = max(report.hello.term for report in of_run)
         self.has_decided = False
-        self._reports: dict[bytes, RunReport] = {}  # Those that count, by reporting peer.
-        self._reporters: list[bytes] = []  # Those that take_reporters has not returned yet.
+        self._reports: dict[bytes, RunReport] = {}  # The added reports, by reporting peer.
+        self._reporters: list[bytes] = []  # Reporting peers that take_reporters has not returned yet.
         self._lists: dict[bytes, _Known] = {}  # By member.
         self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
         self._last_attempt_id = 0  # Of all attempts that any peer reports, running or ended.
@@ -58,8 +58,8 @@ class History:
 
         for report in of_run:
             self._note(report)
-        self._gone: list[bytes] = []  # Those of the newest list who are to be removed.
-        if all(len(report.hello.masters) <= 1 for report in of_run):  # Else quorums have removed who was removed.
+        self._gone: list[bytes] = []  # Members of the newest list that are to be removed.
+        if all(len(report.hello.masters) <= 1 for report in of_run):  # With several, quorums made all removals.
             self._gone = self.parted(self.adopted.members)
             self.adopted = descend(MemberList.of(r) for r in of_run if r.hello.peer_id not in self._gone)
         self.members: tuple[Member, ...] = next(r.members for r in of_run if r.epoch == self.adopted.epoch)
@@ -70,7 +70,7 @@ class History:
         self._last_syncs: dict[int, Decision] = {}  # By group.
 
     def _note(self, report: RunReport) -> None:
-        """Notes which list a peer knows, and whether anything has been decided. It may be no member any more."""
+        """Notes which list a peer knows, and whether anything has been decided. It may no longer be a member."""
         if not report.members:
             return
         reporter = report.hello.peer_id
@@ -85,7 +85,7 @@ class History:
         self.has_decided = self.has_decided or has_decided(report)
 
     def add(self, report: RunReport) -> None:
-        """Merges the report of a member. One without a member list contains nothing of the run."""
+        """Merges the report of a member. A report without a member list contains nothing about the run."""
         if report.hello.run_id != self.run_id or not report.members:
             return
         self._note(report)
@@ -109,10 +109,10 @@ class History:
             self._last_syncs[group] = last
 
     def drop(self, gone: Container[bytes]) -> None:
-        """Takes back what those have reported that are to be removed: the others have gone on without them.
+        """Drops the reports of peers that are to be removed: the others have gone on without them.
 
-        They may know of rounds, outcomes and syncs of a branch of the run that does not go on, and have left attempts
-        behind there that the others are still in.
+        These peers may know rounds, outcomes and syncs of a branch of the run that does not continue. There they may
+        have left attempts that the others are still in.
         """
         if not any(reporter in gone for reporter in self._reports):
             return
@@ -124,17 +124,17 @@ class History:
             self._merge(report)
 
     def has_told(self, number: int) -> bool:
-        """True if a member knows that round of topology votes only from this master, whose last one it is."""
+        """True if a member knows this round of topology votes, the last one here, only from this master."""
         return any(report.round < number for report in self._reports.values())
 
     def calls_of(self, outcome: Decision) -> dict[bytes, int]:
-        """The participants of an outcome, with call ids: from the outcome, else from reports that the attempt runs."""
+        """The participants of an outcome with call ids: from the outcome, or from reports of the running attempt."""
         if outcome.order:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
     def would_admit(self, report: RunReport, round_here: int) -> bool:
-        """True for a newcomer that the former master admitted to the adopted members, while none of them knows it.
+        """True for a newcomer that the former master admitted to the adopted members, if none of them knows of it.
 
         False once the members have completed that round again without it: their programs are at another point by then.
         """
@@ -144,19 +144,20 @@ class History:
         is_of_same_master = report.hello.term == self.adopted_term
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
-        is_listed = report.hello.peer_id in theirs  # Else it has acknowledged a list without it.
+        is_listed = report.hello.peer_id in theirs  # If not, it has acknowledged a list without itself.
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
     def parted(self, present: Container[bytes], late: bytes | None = None) -> list[bytes]:
-        """Present members to remove since others know a list by which the one master had removed some that came first.
+        """Present members to remove, because a former single master had removed members that then reported first.
 
-        Such lists do not follow each other, so their members are at different points of their programs. Those of one
-        term do, and the last of them counts. The newest term comes first. Those who were removed go, unless something
-        was decided since under the list that was adopted from them: then those go who know the other list.
+        The next master adopted a list from the removed members. That list and the list of the others do not follow
+        each other, so the two sides are at different points of their programs. Lists of one term do follow each other,
+        and the last of them counts. The newest term comes first. The removed members go, unless something was decided
+        since under the list that was adopted from them: then the members that know the other list go.
 
         Args:
-            present: who is here.
-            late: who has come after this master has gone on: it goes, on whichever side it is.
+            present: the peers that are here.
+            late: a peer that came after this master had gone on: it goes, whichever side it is on.
         """
         here = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
         found: dict[bytes, None] = {}
@@ -191,19 +192,19 @@ class History:
         return sorted(found, key=lambda item: item[1].plan.attempt_id)
 
     def take_reporters(self) -> list[bytes]:
-        """Whose reports have been added since the last call."""
+        """The peers whose reports have been added since the last call."""
         taken, self._reporters = self._reporters, []
         return taken
 
     def take_last_syncs(self) -> dict[int, Decision]:
-        """The last committed sync of each group, if it is another one than the last call returned."""
+        """The last committed sync of each group, unless the last call returned the same one."""
         changed = {group: last for group, last in self._last_syncs.items() if self._taken_syncs.get(group) != last}
         self._taken_syncs.update(changed)
         return changed
 
 
 def is_plausible(report: RunReport) -> bool:
-    """False if no honest peer sends this report: an epoch of another term, or a member listed twice."""
+    """False if no honest peer sends this report: epochs and terms do not fit, or a member is listed twice."""
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = (
         max(report.parent, report.since) <= report.epoch

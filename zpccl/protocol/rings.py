@@ -1,11 +1,11 @@
 """The order of peers in a ring, and the links that a plan needs.
 
-The order is that of admission while its links work. If they do not, it is one that needs no broken link: in a small
-group found by an exact search (a Hamiltonian cycle), in a large one by a bounded search that repairs the order of
-admission. The bounded search is fast if most links work; if few do, it may miss an order.
+The order is the order of admission while its links work. If they do not, a search finds an order without broken links:
+in a small group an exact search (a Hamiltonian cycle), in a large one a bounded search that repairs the order of
+admission. The bounded search is fast if most links work. If few work, it may miss an order.
 
-Where rates are known, `quickest_order` finds the ring whose slowest path is quickest, by the same searches: for the
-highest rate at which the paths that have it still allow a ring. Then it shortens the ring, without slower paths.
+Where rates are known, `quickest_order` finds the ring whose slowest path is quickest. By the same searches it finds the
+highest rate such that paths of at least this rate allow a ring. Then it shortens the ring, without slower paths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ring_edges(order: Sequence[T]) -> list[tuple[T, T]]:
 
 
 def neighbours_of(how: Reducing, one: bytes) -> set[bytes]:
-    """The participants to which one of them needs a link: those beside it in the ring or in the trees, or all."""
+    """The participants to which one of them needs a link: its neighbours in the ring or in the trees, or all others."""
     order, rank = how.order, how.order.index(one)
     if how.algorithm == Algorithm.RING:
         return {order[rank - 1], order[(rank + 1) % len(order)]} - {one}
@@ -44,7 +44,7 @@ def neighbours_of(how: Reducing, one: bytes) -> set[bytes]:
 
 
 def tree_edges(lane: Lane, count: int) -> list[tuple[int, int]]:
-    """The edges of a lane's tree among so many peers: each rank but the root's with its parent."""
+    """The edges of a lane's tree among `count` peers: each rank except the root's, with its parent."""
     parents = lane.parents or (lane.root,) * count
     return [(rank, parent) for rank, parent in enumerate(parents) if rank != lane.root]
 
@@ -63,7 +63,7 @@ def plan_edges(how: Reducing) -> list[tuple[bytes, bytes]]:
 def owners_of(order: Sequence[bytes]) -> tuple[int, ...]:
     """Ring index of the owner of each row of an all-gather, or part of a reduce-scatter.
 
-    Rows and parts are in order of peer ids, independent of the order of the ring: so they do not move while the same
+    Rows and parts are in order of peer ids, independent of the order of the ring. So they do not move while the same
     peers take part, and every peer and every master finds the same owners.
     """
     return tuple(sorted(range(len(order)), key=order.__getitem__))
@@ -77,12 +77,12 @@ def mesh_edges(peers: Sequence[T]) -> list[tuple[T, T]]:
 def find_order(
     peers: Sequence[T], is_usable: Callable[[T, T], bool], steps_max: int = limits.RING_SEARCH_STEPS_MAX
 ) -> list[T] | None:
-    """An order of a ring whose every edge is usable, or None. The same input gives the same order.
+    """An order of a ring in which every edge is usable, or None. The same input gives the same order.
 
     Args:
         peers: in order of admission, which is returned if it works.
         is_usable: whether two peers may be neighbours; symmetric.
-        steps_max: links that the search in a large group examines.
+        steps_max: how many links the search in a large group may examine.
     """
     if all(is_usable(one, other) for one, other in ring_edges(peers)):
         return list(peers)
@@ -94,13 +94,13 @@ def find_order(
 
 
 def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]]) -> list[int] | None:
-    """The ring whose slowest path is quickest, or None if there is no ring; of several a short one.
+    """The ring whose slowest path is quickest, or None if there is no ring; of several such rings a short one.
 
-    In a small group no ring is quicker. In a large one the search is bounded, and may miss a quicker one.
+    In a small group no ring is quicker. In a large one the search is bounded, and may miss a quicker ring.
 
     Args:
-        rates: of the path between each two peers, symmetric; 0: unusable.
-        delays: of the same paths: their sum around the ring is made small.
+        rates: the rate of the path between each two peers, symmetric; 0: unusable.
+        delays: the delays of the same paths; their sum around the ring is made small.
     """
     peers = range(len(rates))
     order = find_order(peers, lambda one, other: rates[one][other] > 0)
@@ -111,7 +111,7 @@ def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[f
     low, high, middle = levels.index(_slowest(order, rates)), len(levels) - 1, len(levels) - 1
     while low < high:
         start = peers if len(rates) <= limits.RING_EXACT_PEERS_MAX else order
-        found = _order_at(levels[middle], start, rates)  # The bound first, because often there is a ring.
+        found = _order_at(levels[middle], start, rates)  # The bound first: often it has a ring.
         if found is None:
             high = middle - 1
         else:
@@ -121,13 +121,13 @@ def quickest_order(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[f
 
 
 def rate_bound(rates: Sequence[Sequence[float]]) -> float:
-    """No ring of four or more is quicker: it needs two paths of each peer, and connects all."""
+    """An upper bound for the rate of a ring of four or more: it needs two paths of each peer, and connects all."""
     bound = min(sorted(row[:one] + row[one + 1 :])[-2] for one, row in enumerate(map(list, rates)))
     return min(bound, -max(_connecting([[-rate for rate in row] for row in rates])))
 
 
 def delay_bound(rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]]) -> float:
-    """No ring of three or more has a smaller sum of delays: without one path it still connects all."""
+    """A lower bound for the sum of delays of a ring of three or more: without one path it still connects all."""
     usable = [
         [delay if rate > 0 else math.inf for rate, delay in zip(*rows, strict=True)]
         for rows in zip(rates, delays, strict=True)
@@ -154,7 +154,7 @@ def _order_at(level: float, start: Sequence[int], rates: Sequence[Sequence[float
 def shorter_order(
     order: Sequence[int], rates: Sequence[Sequence[float]], delays: Sequence[Sequence[float]], rate_min: float
 ) -> list[int]:
-    """The ring with a smaller sum of delays, on paths of at least this rate: parts of it are reversed (2-opt)."""
+    """Makes the sum of delays smaller by reversing parts of the ring (2-opt), on paths of at least this rate."""
     ring, count = list(order), len(order)
     for _ in range(limits.RING_PASSES_MAX):
         has_changed = False
@@ -178,8 +178,8 @@ def _slowest(order: Sequence[int], rates: Sequence[Sequence[float]]) -> float:
 def _first_order(peers: Sequence[T], is_usable: Callable[[T, T], bool]) -> list[T] | None:
     """The lexicographically first order, by dynamic programming over sets of peers (Held and Karp): O(n 2^n).
 
-    Peers but the first are bits. `starts[s]` has those from which a path through all of set `s` ends at a neighbour of
-    the first peer.
+    Each peer except the first is a bit. `starts[s]` has the peers from which a path through all of set `s` ends at a
+    neighbour of the first peer.
     """
     first, *rest = peers
     usable = [sum(is_usable(one, other) << bit for bit, other in enumerate(rest) if other is not one) for one in rest]
@@ -211,7 +211,7 @@ class _Repair(Generic[T]):
     """Repairs the broken edges of a ring one after the other, without breaking others.
 
     The ring is rotated so that the broken edge closes it; without that edge it is a path whose ends cannot be joined.
-    Three changes may give ends that can:
+    Three changes may give ends that can be joined:
 
         a..j k..z  ->  a..j z..k     if j-z and k-a are usable      (the rest of the path is reversed: 2-opt)
         a..i j k..z  ->  a..i k..z j if i-k, z-j and j-a are usable (one peer moves between the ends)

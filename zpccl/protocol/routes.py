@@ -1,6 +1,6 @@
-"""Plans the way of a collective: which algorithm, over which paths, with which share of the tensor on each.
+"""Plans the route of a collective: which algorithm, over which paths, with which share of the tensor on each.
 
-The time of an all-reduce by each candidate is estimated by the model of network.py:
+The model of network.py estimates the time of an all-reduce by each candidate:
 
     one-shot       all paths alike, for small tensors that are not quantised
     direct         all paths alike
@@ -9,18 +9,19 @@ The time of an all-reduce by each candidate is estimated by the model of network
     stars          the direct exchange, with shares by rate (trees.py)
     trees          spanning trees, with shares by rate (trees.py)
 
-The first three need to know nothing of the network. The others must be quicker than these by ROUTE_GAIN_MIN_PERCENT,
-and any must be quicker than the route before by ROUTE_CHANGE_MIN_PERCENT, as the network is now: so an even network has
-simple plans, and rates that waver do not change plans. Candidates that cannot be so much quicker are not computed.
+The first three need no knowledge of the network. The others must be quicker than these by ROUTE_GAIN_MIN_PERCENT, and
+any must be quicker than the previous route by ROUTE_CHANGE_MIN_PERCENT, as the network is now. So an even network has
+simple plans, and small changes of rates do not change plans. Candidates that cannot be that much quicker are not
+computed.
 
-Quantised tensors are rounded by each hop of a sum. A ring rounds most, and counts as if it took longer by
-QUANTIZED_DIRECT_PERCENT_MAX; trees by a part of that, in proportion.
+Each hop of a sum rounds a quantised tensor. A ring rounds most, and its time counts as QUANTIZED_DIRECT_PERCENT_MAX per
+cent of the estimate. The time of trees is lengthened less, in proportion to their roundings.
 
-Other collectives but the all-to-all have rings, of which the time is in proportion to that of an all-reduce. Where the
-paths allow no ring they have one tree for each owner of a part, in which only one of the two ways is gone.
+Other collectives, except the all-to-all, have rings. Their time is in proportion to that of an all-reduce. If the paths
+allow no ring, they have one tree for each owner of a part, and bytes move only up or only down that tree.
 
-If sums are too wide to travel (the AVG of narrow integers), peers exchange directly or in stars. Only where no peer
-reaches all others a ring is left: the engine widens what travels around it.
+If sums are too wide to travel (the AVG of narrow integers), peers exchange directly or in stars. Only if no peer
+reaches all others is a ring used: the engine widens the values that travel around it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def plan(
     previous: Route | None = None,
     asked: Algorithm = Algorithm.AUTO,
 ) -> Route | None:
-    """The way of an all-reduce. The same arguments give the same one.
+    """The route of an all-reduce. The same arguments give the same route.
 
     Args:
-        network: of the participants, who are called by index.
+        network: the network of the participants, which are identified by index.
         tensor: what is reduced.
-        speeds: of the work.
+        speeds: the speeds of the work.
         previous: the route of the last all-reduce of these participants, if it was of about this size.
         asked: RING or DIRECT, if the users ask for one; it is used where the paths allow it.
 
@@ -71,10 +72,10 @@ def plan_ring(
     """The ring of a collective that has no other algorithm, or None if the paths allow none.
 
     Args:
-        network: of the participants; the ring begins with the first.
-        tensor: of which an all-reduce would take a time in proportion to that of the collective.
-        speeds: of the work.
-        previous: the ring of the last one like it.
+        network: the network of the participants; the ring begins with the first of them.
+        tensor: a tensor whose all-reduce would take a time in proportion to that of the collective.
+        speeds: the speeds of the work.
+        previous: the ring of the last collective like it.
     """
     return _Planner(network, tensor, speeds or Speeds()).plan({RING}, previous)
 
@@ -85,10 +86,10 @@ def plan_trees_of(
     """The trees of a collective without a ring, or None if the paths allow none.
 
     Args:
-        owners: who has each part of the tensor (of a broadcast: all of it), or gets it; the roots of the trees.
-        network: of the participants.
-        tensor: as of `plan_ring`.
-        speeds: of the work.
+        owners: the participants that have, or get, each part of the tensor (in a broadcast: all of it); the tree roots.
+        network: the network of the participants.
+        tensor: as for `plan_ring`.
+        speeds: the speeds of the work.
     """
     if network.count > limits.DIRECT_PEERS_MAX or network.count * len(owners) > limits.LANE_PARENTS_MAX:
         return None
@@ -102,7 +103,7 @@ def plan_trees_of(
 
 
 def _stages(count: int, tensor: Tensor, asked: Algorithm) -> list[set[Algorithm]]:
-    """The algorithms that may be used, then those for the case that the paths do not allow these, and so on."""
+    """Sets of algorithms that may be used. Each is for the case that the paths do not allow the sets before it."""
     usual = [{RING, DIRECT, ONE_SHOT, TREES}]
     if count > limits.DIRECT_PEERS_MAX:
         usual = [{RING}]
@@ -147,7 +148,7 @@ class _Planner:
         count = len(self._everyone)
         if not self._tensor.is_quantised or count <= 2:
             return route.time_ns
-        # From nothing for the two roundings of a direct exchange to all of it for the N of a ring.
+        # From no penalty for the two roundings of a direct exchange to the whole one for the N of a ring.
         worse = (limits.QUANTIZED_DIRECT_PERCENT_MAX - 100) * (self._model.roundings(route) - 2)
         return route.time_ns * (100 * (count - 2) + worse) // (100 * (count - 2))
 
@@ -169,7 +170,7 @@ class _Planner:
     # --- Candidates ---------------------------------------------------------------------------------------------------
 
     def _simple(self, allowed: set[Algorithm]) -> Iterator[Route]:
-        """The routes that treat all paths alike, where the paths allow them. Among equals the first one is taken."""
+        """The routes that treat all paths alike, if the paths allow them. Of equal routes, the first one is taken."""
         for algorithm in (ONE_SHOT, DIRECT, RING):
             if algorithm in allowed and (algorithm is not ONE_SHOT or self._is_small):
                 route = self._model.with_time(Route(algorithm, self._everyone))
@@ -215,20 +216,20 @@ class _Planner:
     # --- Bounds -------------------------------------------------------------------------------------------------------
 
     def _ring_ns_min(self) -> int:
-        """No ring takes less time: it uses two paths of each host, and connects all."""
+        """A lower bound for the time of all rings: a ring uses two paths of each host, and connects all."""
         count, rates = len(self._everyone), self._rates
         if count <= 3 or count > limits.DIRECT_PEERS_MAX:
             return 0
         delay_ns = delay_bound(rates, self._model.hop_ns)
         if delay_ns == math.inf:
-            return 0  # There is no ring, as the search finds.
+            return 0  # There is no ring: the search will find that out.
         hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
         rate_max = max(1, min(rate_bound(rates), self._speeds.rate(RING), *hosts))
         moving_ns = 2 * (count - 1) * self._tensor.wire_bytes * limits.SECOND / (count * rate_max)
         return int(2 * (count - 1) * delay_ns / count + moving_ns)
 
     def _trees_ns_min(self) -> int:
-        """No trees take less time: each tree has an edge at each host, and N - 1 edges."""
+        """A lower bound for the time of all trees: each tree has an edge at each host, and N - 1 edges."""
         count, wire_bytes, rate_max = len(self._everyone), self._tensor.wire_bytes, self._speeds.rate(TREES)
         hosts = [rate_max if rate is None else min(rate, rate_max) for rate in self._network.host_bytes_per_second]
         longest_ns, slowest, totals = 0, min(hosts), []

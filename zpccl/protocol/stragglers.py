@@ -2,21 +2,21 @@
 
 An operation needs the votes of all members in its scope: a collective and a sync those of one group, a topology call
 those of all members. A straggler is a member whose vote an operation lacks and that is in no other operation. The log
-names it after STRAGGLER_WARNING, again after twice that time, and so on; with a timeout it is removed when the timeout
+names it after STRAGGLER_WARNING, again after twice that time, and so on. With a timeout, it is removed when the timeout
 has passed. A member that is in another operation is held up there; its time as a straggler begins when that operation
-ends. are_peers_pending() does not hold a member up, because collectives may run beside it: if some members wait there
-and others wait for these in a collective, the members in are_peers_pending() are the stragglers.
+ends. are_peers_pending() does not hold a member up, because collectives may run at the same time. If some members wait
+in it and others wait for these in a collective, the members in are_peers_pending() are the stragglers.
 
 Operations may also wait for each other, if peers are in calls with different tags, or in batches that overlap in part.
-A deadlock is a set of operations each of which lacks votes of peers that are in calls of the set, and in no others. A
-peer that is in a running call, or in none, may still vote, so no operation that waits for it is in a deadlock. Once an
-operation of the set has waited for STRAGGLER_WARNING, the log names the peers and their operations. With a timeout, a
-deadlock that has lasted that long ends: all its operations are refused to all their voters, and nobody is removed. An
+A deadlock is a set of operations that all lack votes, and only of peers that are in calls of the set and in no others.
+A peer that is in a running call, or in none, may still vote, so no operation that waits for it is in a deadlock. Once
+an operation of the set has waited for STRAGGLER_WARNING, the log names the peers and their operations. With a timeout,
+a deadlock that has lasted that long ends: all its operations are refused to all their voters, and nobody is removed. An
 operation outside the set that waits for peers in it is not refused.
 
-Where voters have started an attempt ahead, the peers that are waited for may start it, too, and all commit it between
-themselves. So the member list is announced anew before they are refused, which voids plans ahead. Who has acknowledged
-it cannot start that attempt any more, and has voted before if it has started it.
+If voters have started an attempt ahead, the missing peers may start it too, and all may commit it among themselves. So
+the master announces the member list anew before it refuses the operations, which voids plans ahead. A peer that has
+acknowledged this list can no longer start the attempt. If it started it before, its vote has already come.
 
 The master checks operations when the next of these times may have come, not at every event.
 """
@@ -49,9 +49,9 @@ class Wait:
     refuse: Callable[[str], None]
     """Refuses the operation to all voters, with a reason."""
     is_ahead: bool
-    """Voters have started an attempt that was planned ahead."""
+    """True if voters have started an attempt that was planned ahead."""
     holds_up: bool = True
-    """False for are_peers_pending: collectives may run beside it."""
+    """False for are_peers_pending: collectives may run at the same time."""
 
     def stragglers(self) -> dict[Peer, int]:
         """The missing peers that are in no other operation, and since when the operation waits for each."""
@@ -105,10 +105,10 @@ class Stragglers:
         self._operations = operations
         self._warnings: dict[tuple[str, int], _Warning] = {}  # By operation and its start.
         self._deadlocks: dict[_Group, int] = {}  # When each is logged again, by its operations.
-        # By deadlock: the epoch that voids plans ahead, and who is to acknowledge it.
+        # By deadlock: the epoch that voids plans ahead, and the peers that have to acknowledge it.
         self._awaited: dict[_Group, tuple[int, set[Peer]]] = {}
         self._check_ns: int | None = None
-        # The latest vote or answer, and the member list, for which a check is scheduled: each may cause a deadlock.
+        # The latest vote or answer, and the epoch, for which a check is scheduled: newer ones may cause a deadlock.
         self._newest_ns = -1
         self._epoch = -1
 
@@ -135,7 +135,7 @@ class Stragglers:
         return Wait(*facts, is_ahead, holds_up=operation.key.function != PENDING)
 
     def stragglers(self, now_ns: int) -> tuple[tuple[str, str, int], ...]:
-        """Peers waited for at least STRAGGLER_WARNING: name, operation, and for how long in nanoseconds."""
+        """Peers that others have waited for at least STRAGGLER_WARNING: name, operation, time waited in nanoseconds."""
         return tuple(
             (peer.name, wait.operation, now_ns - since_ns)
             for wait in self.waits()
@@ -174,7 +174,7 @@ class Stragglers:
         for wait in waits:
             next_ns = self._warn_ns(wait)
             stragglers = wait.stragglers()
-            if timeout_ns is not None:  # Who is still to report is lost as others are: it may have voted before.
+            if timeout_ns is not None:  # A member that has not reported may have voted: losses.py judges it.
                 here = {peer: since_ns for peer, since_ns in stragglers.items() if peer.has_reported}
                 late = [peer for peer, since_ns in here.items() if now_ns - since_ns >= timeout_ns]
                 for peer in late:
@@ -219,13 +219,13 @@ class Stragglers:
                 next_ns = now_ns + max(now_ns - began_ns, limits.STRAGGLER_WARNING_NS)
             named[key] = next_ns
             self._check_no_later(next_ns)
-            if timeout_ns is not None:  # Where it is over already, acknowledgements and the commit are events.
+            if timeout_ns is not None:  # If it is over already, acknowledgements and the commit schedule a check.
                 due_ns = deadlock.since_ns + timeout_ns
                 self._check_no_later(due_ns if may_end and due_ns > now_ns else now_ns + timeout_ns)
         self._deadlocks, self._awaited = named, awaited
 
     def _await_void_plans(self, key: _Group, deadlock: Deadlock) -> tuple[int, set[Peer]]:
-        """Announces the member list anew, once for each deadlock. Returns its epoch, and who is to acknowledge it."""
+        """Announces the member list anew, once for each deadlock. Returns its epoch and who must acknowledge it."""
         missing = {peer for wait in deadlock.waits for peer in wait.missing}
         if key not in self._awaited:
             self._registry.renew()
@@ -267,7 +267,7 @@ class Stragglers:
             self._outbox.log(Level.WARNING, f"{len(waits) - limits.STRAGGLER_LINES_MAX} more operations lack votes")
 
     def _log_released(self) -> None:
-        """Logs peers that a warning has named and that are not waited for any more."""
+        """Logs peers that a warning has named and that are no longer waited for."""
         for warning in self._warnings.values():
             released = [peer for peer in warning.named if not warning.wait.still_lacks(peer)]
             if released:
@@ -279,7 +279,7 @@ class Stragglers:
 
 
 def find_deadlocks(waits: Sequence[Wait]) -> list[Deadlock]:
-    """The operations that wait for each other, and for nobody else."""
+    """The sets of operations that wait for each other, and for nobody else."""
     lacked: dict[Peer, set[Peer]] = {}  # By voter: the peers that its calls wait for.
     vote_counts: dict[Peer, int] = {}
     for wait in waits:
@@ -292,7 +292,7 @@ def find_deadlocks(waits: Sequence[Wait]) -> list[Deadlock]:
         for other in lacked[peer]:
             lacking.setdefault(other, set()).add(peer)
     free = [peer for peer in lacking if peer not in stuck]
-    while free:  # A peer that waits for a peer that can still vote can vote after it.
+    while free:  # If a peer can still vote, a peer that waits for it can vote after it.
         released = lacking.get(free.pop(), set()) & stuck
         stuck -= released
         free += released

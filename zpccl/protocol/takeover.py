@@ -38,7 +38,7 @@ class TakeOver:
         self._kick = kick
 
     def apply_round(self, history: History, *, has_one_address: bool, late: bytes | None = None) -> None:
-        """Restores the last round of topology votes. Before the Welcomes, since peers that they admit vote after it.
+        """Restores the last round of topology votes. Call it before the Welcomes: peers they admit vote after it.
 
         Args: those of apply.
         """
@@ -51,13 +51,13 @@ class TakeOver:
         """Restores everything else. May be called again after another report, to apply what that one adds.
 
         Args:
-            history: what the reports tell.
+            history: the merged reports.
             now_ns: the time.
-            has_one_address: a former master may have removed members without a quorum.
-            late: who has reported after this master has decided something, or has told what others report.
+            has_one_address: True if a former master may have removed members without a quorum.
+            late: a peer that reported after this master decided something, or sent out what others had reported.
         """
         peers = self._registry.peers
-        without: dict[Peer, None] = {}  # Those that lack a result. Removed last: that aborts their attempts.
+        without: dict[Peer, None] = {}  # Peers that lack a result. Removed last: that aborts their attempts.
         if has_one_address:
             without.update(dict.fromkeys(peers[i] for i in history.parted(peers, late)))
         for outcome in history.outcomes.values():
@@ -67,7 +67,7 @@ class TakeOver:
                 without[peers[peer_id]] = None
             else:
                 self._settle(outcome, {peer_id: call_id})
-        for group, last in history.take_last_syncs().items():  # Before those that run, which may be committed now.
+        for group, last in history.take_last_syncs().items():  # Before running attempts: they may be committed now.
             completed = frozenset(peers[peer_id] for peer_id in last.order if peer_id in peers)
             self._syncs.restore_last(group, last.value, completed)
         for reporter, running in history.take_running(peers):

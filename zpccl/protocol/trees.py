@@ -1,17 +1,17 @@
 """Divides a tensor among spanning trees so that no path and no host is busy for long.
 
 A tree with a share of the tensor keeps each of its paths busy for share * S / rate, in both directions alike, and each
-host for share * S * degree / rate, where S is the size of the tensor. Which trees, and which shares, are such that the
-busiest is done early? This is the fractional packing of spanning trees, and it is solved in two steps:
+host for share * S * degree / rate, where S is the size of the tensor. Which trees with which shares make the busiest
+path or host finish early? This is the fractional packing of spanning trees. It is solved in two steps:
 
-1. Trees are collected by multiplicative weights. Each path and host has a price, which rises with what the trees so far
-   have put on it. The next tree is the cheapest one: a minimum spanning tree of the prices (Prim). It gets as much of
-   the tensor as its slowest path or host takes in a unit of time.
+1. Trees are collected by multiplicative weights. Each path and host has a price, which rises with the load that earlier
+   trees have put on it. The next tree is the cheapest one: a minimum spanning tree of the prices (Prim). It gets as
+   much of the tensor as its slowest path or host takes in a unit of time.
 2. The shares of these trees are the solution of a linear program (packing.py).
 
-The cheapest trees may be deep, and each hop takes time. So trees are built from a root outwards, with the latency to
-the root beside the prices; and there are several solutions: of all trees, and without the deepest ones. The model of
-network.py, which knows the latency of each, decides between them.
+The cheapest trees may be deep, and each hop takes time. So trees are built from a root outwards, and the latency to the
+root counts in addition to the prices. There are several solutions: with all trees, and without the deepest ones. The
+model of network.py, which knows the latency of each solution, decides between them.
 
 Stars, that is trees of depth 1, are packed in the same way: there is one for each peer that has a path to all others.
 
@@ -33,11 +33,11 @@ from zpccl.types import Algorithm
 GROWTH = 2.0
 """How much the price of a path or host grows when a tree fills it."""
 KEPT_PARTS = (1.0, 0.6, 0.35, 0.2, 0.1)
-"""Parts of the trees among which the tensor is divided: those of least latency."""
+"""The tensor is divided among these parts of the trees: in each case the trees of least latency."""
 ROOTS_TRIED_MAX = 4
-"""Participants in the middle of a tree that may be its root."""
+"""How many participants in the middle of a tree may be its root."""
 NEAR = 1.1
-"""A root may make a tree longer by this factor."""
+"""A root may lengthen the latency of a tree by this factor."""
 TINY = 1e-9
 """The amount of a tree that the weights have not chosen."""
 SHARES = 1 << 16
@@ -50,17 +50,17 @@ class _Candidate:
 
     edges: tuple[tuple[int, int], ...]
     roots: tuple[int, ...]
-    """Those that make it about as short as the best one."""
+    """The participants that are about as good a root as the best one."""
     latency_s: float
-    """Of the longest way to the best root."""
+    """Latency of the longest way to the best root."""
     busy_s: dict[int, float]
     """How long it keeps hosts (0 to N - 1) and paths (N and more) busy if it reduces the whole tensor."""
     amount: float = 1.0
-    """A share that is about right, beside those of the others."""
+    """A share that is about right, relative to those of the others."""
 
     @property
     def alone_s(self) -> float:
-        """The time of the whole tensor by this tree alone."""
+        """The time that this tree alone needs for the whole tensor."""
         return 2 * self.latency_s + max(self.busy_s.values())
 
 
@@ -100,11 +100,11 @@ class Packer:
         ]
         if not found:
             return
-        # Shares are chosen by what paths and hosts bear, whatever their latency. That is most of a small tensor's time.
+        # Shares are chosen by rates, whatever the latency. But latency is most of a small tensor's time.
         yield self._divide([min(found, key=lambda candidate: candidate.alone_s)], 1)
         if self._lanes_max < len(found):
             found = sorted(found, key=lambda candidate: candidate.alone_s)[: 2 * self._lanes_max]
-        # If sums are wide there is nothing else, and this may take longer.
+        # If sums are wide, there are no other trees, so this may take longer.
         cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
         yield self._divide(found, self._lanes_max, cells_max)
 
@@ -118,7 +118,7 @@ class Packer:
                 yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
 
     def shortest(self, root: int) -> Tree | None:
-        """The tree of the shortest ways to a root, whatever it puts on them; None if the paths do not connect all."""
+        """The tree of the shortest ways to a root, whatever the load; None if the paths do not connect all."""
         edges = self._shortest(root)
         return None if edges is None else Tree(1, _parents(edges, root, self._count))
 
@@ -128,7 +128,7 @@ class Packer:
         """Trees that together are a good packing."""
         count = self._count
         sizes = [size for one, row in enumerate(self._paths_s) for size in row[:one] if 0 < size < math.inf]
-        total = 1.0  # Of the prices of all hosts and paths, which begin alike. Below they are multiplied by the sizes.
+        total = 1.0  # Sum of the prices of all hosts and paths, which begin equal. Below they are multiplied by sizes.
         first = total / (count + len(sizes))
         hosts = [first * size for size in self._hosts_s]
         paths = [[first * size for size in row] for row in self._paths_s]
@@ -160,7 +160,7 @@ class Packer:
     def _cheapest(
         self, root: int, hosts: Sequence[float], paths: Sequence[Sequence[float]], depth_weight: float
     ) -> tuple[tuple[int, int], ...] | None:
-        """The edges of the tree of the least prices, and of the least latency to the root as far as that counts."""
+        """The edges of the cheapest tree. Latency to the root counts as a price, weighted by `depth_weight`."""
         left = [one for one in range(self._count) if one != root]
         prices, parents = [math.inf] * self._count, [root] * self._count
         edges, last, latency_s = [], root, [0.0] * self._count
@@ -199,8 +199,8 @@ class Packer:
         return _Candidate(tuple(edges), near, least, busy_s, amount)
 
     def _central(self, beside: Sequence[Sequence[int]]) -> list[int]:
-        """Those in the middle of a tree, the most central first."""
-        # The one farthest from anyone is an end of the longest way, and the way to one of its two ends is the longest.
+        """The participants in the middle of a tree, the most central first."""
+        # The one farthest from any other is an end of the longest way. From anywhere, one of its two ends is farthest.
         from_any = self._distances(beside, 0)
         from_end = self._distances(beside, from_any.index(max(from_any)))
         from_other = self._distances(beside, from_end.index(max(from_end)))
@@ -226,7 +226,7 @@ class Packer:
     ) -> list[Tree]:
         """Divides the tensor among the candidates so that it is done early, and gives each tree a root.
 
-        The root has most to add, so the roots are spread over those that suit.
+        The root has most to add, so different suitable participants become roots.
         """
         shares = [0.0]
         while True:
@@ -236,7 +236,7 @@ class Packer:
             used.sort(key=shares.__getitem__, reverse=True)
             if len(used) <= lanes_max:
                 break
-            # Not at once: among fewer, others are the large ones.
+            # Drop some at a time: among fewer candidates, other shares are the large ones.
             candidates = [candidates[place] for place in sorted(used[: max(lanes_max, len(used) * 3 // 4)])]
         trees, work = [], [0.0] * self._count
         for place in used:
