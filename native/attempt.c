@@ -109,8 +109,9 @@ static int plan_check(const zp_reduce_plan *p)
 	return zp__quantise_check(&how);
 }
 
-/* Sets number and size of the chunks: lanes are chunks; else a broadcast and a one-shot exchange have one chunk of `count`
- * elements, an all-gather world_size of them, and other collectives share `count` elements among world_size chunks. */
+/* Sets the number and size of the chunks. Each lane is a chunk. Without lanes, a broadcast and a one-shot exchange have
+ * one chunk of `count` elements, an all-gather has world_size such chunks, and other collectives share `count` elements
+ * among world_size chunks. */
 static void layout_cut(const zp_reduce_plan *p, zp__layout *l)
 {
 	l->reduces = zp__plan_reduces(p);
@@ -142,7 +143,7 @@ static int layout_make(const zp_reduce_plan *p, zp__layout *l)
 {
 	*l = (zp__layout){.world_size = p->world_size, .rank = p->rank, .itemsize = zp__itemsize[p->dtype]};
 	layout_cut(p, l);
-	/* For a mean of integers the partial sums of a ring travel in a wider type. Between two peers no sum travels. */
+	/* For a mean of integers a ring sends partial sums in a wider type. Two peers send no sums. */
 	if (p->algorithm == ZP_RING && l->reduces && p->op == ZP_AVG && p->dtype < ZP_UINT64 && p->world_size > 2)
 		l->sum_itemsize = zp__wide_itemsize[p->dtype];
 	uint64_t longest = l->chunk_elements + (l->long_chunks > 0), frame_bytes = p->frame_bytes;
@@ -231,7 +232,7 @@ static enum zp__mode mode_of(const zp_reduce_plan *plan)
 		return ZP__SCATTER;
 	if (plan->input != plan->output)
 		return ZP__OUT_OF_PLACE;
-	bool is_root = plan->kind == ZP_BROADCAST && plan->owners[0] == plan->rank; /* It only reads. */
+	bool is_root = plan->kind == ZP_BROADCAST && plan->owners[0] == plan->rank; /* The root only reads. */
 	return plan->restore && !is_root ? ZP__IN_PLACE_RESTORE : ZP__IN_PLACE;
 }
 
@@ -317,7 +318,7 @@ static int attempt_link(zp_engine *engine, zp__attempt *attempt, const zp_reduce
 	return 0;
 }
 
-/* What the links of an attempt have moved, for any attempt. */
+/* Bytes and frames that the links of an attempt have moved, for any attempt. */
 static void links_moved(const zp__attempt *attempt, uint64_t *bytes, uint64_t *frames)
 {
 	*bytes = *frames = 0;
@@ -327,10 +328,10 @@ static void links_moved(const zp__attempt *attempt, uint64_t *bytes, uint64_t *f
 	}
 }
 
-/* Tells those who send us frames of the attempt that it has begun. */
+/* Announces that the attempt has begun, to the peers that send us frames of it. */
 static void started_announce(zp__attempt *attempt)
 {
-	uint32_t first = attempt->previous ? 1 : 0; /* In a ring, `previous` alone does. */
+	uint32_t first = attempt->previous ? 1 : 0; /* In a ring only `previous` sends to us. */
 	for (uint32_t i = first; !zp__is_eager(attempt) && i < attempt->neighbour_count; i++)
 		zp__started_offer(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
 }
@@ -351,7 +352,7 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		links_moved(attempt, &attempt->seen_link_bytes, &attempt->seen_link_frames);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
 		engine->attempt_count++;
-		started_announce(attempt); /* First: the connection that it wakes takes a frame of the attempt, too. */
+		started_announce(attempt); /* First: the connection that it wakes also takes a frame of the attempt. */
 		attempt->algorithm->start(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
 	}
@@ -407,7 +408,7 @@ static void flows_retract(zp__attempt *attempt)
 		zp__link_retract(&attempt->neighbours[i].flow);
 }
 
-/* Tells the digest to the other peers. No peer counts on this message, so without a link there is none. */
+/* Sends the digest to the other peers. No peer relies on this message, so it is left out if there is no link. */
 static void digest_tell(const zp__attempt *attempt)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
@@ -429,7 +430,7 @@ void zp__attempt_progress(zp__attempt *attempt)
 	report(attempt, 0, NULL);
 }
 
-/* `fault` may be NULL: nobody is known to be at fault. */
+/* `fault` may be NULL: no peer is known to be at fault. */
 void zp__attempt_fail(zp__attempt *attempt, int status, const uint8_t *fault)
 {
 	if (attempt->done || attempt->status < 0 || attempt->ending)
@@ -477,10 +478,10 @@ static bool stopped_in_a_frame(const zp__attempt *attempt, const zp__neighbour *
 	return false;
 }
 
-/* The peer that probably blocks a stalled attempt: one that does not receive what we send, else one that stopped in the
- * middle of a frame, else NULL (unknown).
+/* The peer that probably blocks a stalled attempt: one that does not receive what we send; if there is none, one that
+ * stopped in the middle of a frame; otherwise NULL (unknown).
  *
- * The link to it stays open. If its path were broken zp__links_check() would have lost the link by now. So the peer is
+ * The link to it stays open. If its path were broken, zp__links_check() would have lost the link by now. So the peer is
  * reachable but stopped, or waits for others, or does not know the attempt yet. A new link would not change that, and
  * closing this one would fail the other attempts that use it. */
 static const uint8_t *stall_fault(const zp__attempt *attempt)
@@ -495,7 +496,7 @@ static const uint8_t *stall_fault(const zp__attempt *attempt)
 	return NULL;
 }
 
-/* A frame of the attempt, or if NULL of one that has ended, was sent or received completely on this link. */
+/* A frame was sent or received completely on this link. `attempt`: its attempt; NULL: that has ended. */
 void zp__attempt_moved(zp__attempt *attempt, zp__link *link)
 {
 	link->moved_frames++;
@@ -504,9 +505,9 @@ void zp__attempt_moved(zp__attempt *attempt, zp__link *link)
 		attempt->moved_ns = link->moved_ns;
 }
 
-/* An attempt has stalled when no frame of it was complete for a stall_timeout; what has moved of one that is not complete
- * gives it more time, at RATE_MIN. Attempts take turns on a link, so frames and bytes of others count too, for a turn: else
- * an attempt that a peer ignores would go on for as long as the others. */
+/* An attempt has stalled when no frame of it was completed for a stall_timeout. Bytes of incomplete frames give it more
+ * time, at RATE_MIN. Attempts take turns on a link, so frames and bytes of other attempts count, too, but only for one
+ * turn: otherwise an attempt that a peer ignores would not stall while the others go on. */
 static void due_renew(zp__attempt *attempt, uint64_t now_ns)
 {
 	uint64_t stall_ns = zp__stall_timeout_ns(attempt->engine), moved_ns = attempt->moved_ns, link_bytes, link_frames;
@@ -674,7 +675,7 @@ int zp_reduce_withhold(zp_engine *engine, uint64_t id)
 void zp_stalls_hold(zp_engine *engine, int hold)
 {
 	pthread_mutex_lock(&engine->mutex);
-	zp__attempts_check(engine, zp__now_ns()); /* From now on, or from now again. */
+	zp__attempts_check(engine, zp__now_ns()); /* Applies the old setting until now. */
 	engine->stalls_held = hold;
 	pthread_mutex_unlock(&engine->mutex);
 }

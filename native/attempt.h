@@ -27,8 +27,8 @@ enum {
 	ZP__SLOT_SAVED = 16,  /* the old bytes of the output are in the workspace */
 	ZP__SLOT_ARRIVING = 32 /* the reduce-scatter frame is being received */
 };
-/* In trees two flags mean something else. In a slot: REDUCED, our share may be sent to the parent; SENT, it was sent. In a
- * copy: REDUCED, the result may be sent to the child; SENT, it was sent. */
+/* In trees two flags have another meaning. In a slot: REDUCED, our share may be sent to the parent; SENT, it was sent.
+ * In a copy: REDUCED, the result may be sent to the child; SENT, it was sent. */
 
 /* A peer that an attempt sends frames to or gets them from. */
 typedef struct {
@@ -38,16 +38,17 @@ typedef struct {
 } zp__neighbour;
 
 /* The span of the tensor that one frame carries, and the frame that is queued for it. Two frames may be sent for one
- * slot (reduce-scatter, then all-gather); the first is always sent before the second exists. For exchange.c see there. */
+ * slot (reduce-scatter, then all-gather); the first is always sent before the second exists. exchange.c uses slots in
+ * its own way, described there. */
 struct zp__slot {
-	zp__list node;	   /* in the flow while it is queued, or sent and not known to have arrived; else in no list */
+	zp__list node;	   /* in the flow while it is queued, or sent and not known to have arrived; or in no list */
 	uint64_t sequence; /* once sent: number of the frame on its connection, from 1 */
 	uint32_t checksum; /* of the body to send: the lower half */
 	uint8_t flags;
 	uint8_t kind;	  /* to send: enum zp__frame_kind */
 	union {
-		uint16_t missing; /* trees, one-shot: shares that are still to be received */
-		uint16_t lane;	  /* trees, of a copy */
+		uint16_t missing; /* trees, one-shot: number of shares not received yet */
+		uint16_t lane;	  /* trees: the lane of a copy */
 	};
 };
 
@@ -56,41 +57,42 @@ enum zp__mode {
 	ZP__OUT_OF_PLACE,     /* in the output; the input is only read */
 	ZP__IN_PLACE_RESTORE, /* as IN_PLACE; the old bytes are saved to the workspace first */
 	ZP__IN_PLACE,	      /* in the output, over the input; frames are received to a buffer of the connection */
-	ZP__SCATTER	      /* in the workspace; only those of our own part in the output */
+	ZP__SCATTER	      /* in the workspace; those of our own part in the output */
 };
 
 struct zp__attempt {
 	zp__list node; /* in a bucket of engine->attempts */
 	zp_engine *engine;
 	const zp__algorithm *algorithm;
-	zp_reduce_plan plan; /* `peers` and `lanes` are not valid any more */
+	zp_reduce_plan plan; /* `peers` and `lanes` are no longer valid */
 	zp__layout layout;
 	enum zp__mode mode;
 	bool quantised;
-	zp__neighbour *neighbours; /* ring: next and previous. Else, in order of rank, all that frames go to or come from */
+	zp__neighbour *neighbours; /* ring: next and previous. Others: all that frames go to or come from, by rank */
 	uint32_t neighbour_count;
-	zp__link *next, *previous; /* ring; equal where world_size is 2 */
+	zp__link *next, *previous; /* ring; equal if world_size is 2 */
 	zp__flow *flow;		   /* ring: to `next` */
 	zp__slot *slots;
 	uint32_t *owners;     /* used by the layout. All-reduce: NULL */
-	uint8_t *told;	      /* ids of all peers by rank, to tell them the digest; NULL: it is told to nobody */
+	uint8_t *told;	      /* ids of all peers by rank, to send them the digest; NULL: nobody gets it */
 	zp__region workspace; /* in place with restore, and scatter of three or more peers: size of the tensor */
 	zp__tree *trees;      /* by lane */
-	/* trees: one per slot and child, for its share and its result. one-shot: one per slot and neighbour, for our share and
-	 * its. ring: NULL */
+	/* trees: one per slot and child, for the child's share and its result. one-shot: one per slot and neighbour,
+	 * for our share and the neighbour's. ring: NULL */
 	zp__slot *copies;
 	uint64_t copy_count; /* trees */
-	zp__region shares;   /* trees: shares of our children, of the windows of all lanes; one-shot: all */
+	zp__region shares;   /* trees: shares of our children, for all windows; one-shot: shares of all others */
 	/* Quantised, or wide sums: layout.wire_stride bytes per slot (trees: per slot of a window). one-shot: a copy of the
 	 * input. */
 	zp__region wire;
 	uint64_t rx_remaining, tx_remaining; /* frames */
-	uint64_t resent_frames; /* by us, or to be by others: frames of which a part had arrived */
+	uint64_t resent_frames; /* resent by us, or to be resent to us because only a part of them arrived */
 	uint64_t digest;
 	uint64_t tx_bytes, rx_bytes;
 	uint64_t moved_ns; /* when the last frame was complete */
-	uint64_t due_ns;   /* it has stalled if nothing has moved until then (attempt.c) */
-	/* At the last look: bytes that it and its links have moved, frames that remained, and that its links have moved. */
+	uint64_t due_ns;   /* it has stalled if nothing moves until then (attempt.c) */
+	/* At the last look: bytes that it has moved, bytes that its links have moved, frames that it had left, frames
+	 * that its links have moved. */
 	uint64_t seen_bytes, seen_link_bytes, seen_frames, seen_link_frames;
 	uint32_t pins;
 	int status;   /* negative once it failed */
@@ -118,16 +120,16 @@ extern const zp__algorithm zp__trees;	 /* trees.c */
 extern const zp__algorithm zp__exchange; /* exchange.c: of an all-to-all */
 extern const zp__algorithm zp__one_shot; /* one_shot.c */
 
-/* What is reduced to one: `count` shares in order of rank, of which number `place` is our own. */
+/* Shares to reduce to one: `count` shares in order of rank; the one with index `place` is our own. */
 typedef struct {
 	uint32_t count, place;
-	const uint32_t *inputs; /* the other shares are means of so many inputs; NULL: of one each, or no means */
-	uint32_t divisor;	/* of the sum; 1: what is made is no mean */
-	bool everywhere;	/* all peers make the result: its NaNs all have one bit pattern */
+	const uint32_t *inputs; /* number of inputs in the mean that each other share is; NULL: one each, or no means */
+	uint32_t divisor;	/* of the sum; 1: the result is not a mean */
+	bool everywhere;	/* all peers make the result: its NaNs all get the same bit pattern */
 } zp__join;
 
-/* shares.c. Pinned. Reduces the shares of others, layout.wire_stride bytes apart, and our own. `result` may be `own` or the
- * first of `shares`, which are overwritten. Returns the checksum of the result. */
+/* shares.c. Pinned. Reduces the shares of others, which lie layout.wire_stride bytes apart, and our own. `result` may
+ * be `own` or the first of `shares`, which are overwritten. Returns the checksum of the result. */
 uint64_t zp__shares_join(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
 			 uint8_t *shares, uint64_t elements);
 

@@ -1,4 +1,4 @@
-/* Bounds and sizes of the engine. Those that its user sets are in zp_engine_config. */
+/* Bounds and sizes of the engine. Those that the caller sets are in zp_engine_config. */
 #ifndef ZP_BOUNDS_H
 #define ZP_BOUNDS_H
 
@@ -13,15 +13,15 @@
 #define ZP__ATTEMPT_BUCKETS 64u
 #define ZP__SCRATCH_BYTES (64u << 10)
 #define ZP__RECEIVE_BYTES (256u << 10) /* a body is received and checksummed in pieces that fit the L2 cache */
-#define ZP__TURN_STEPS 8u /* of receiving, in one turn of a connection: a usual frame takes no more */
+#define ZP__TURN_STEPS 8u /* receive steps in one turn of a connection: a usual frame takes no more */
 #define ZP__PIECE_BYTES (16u << 10)    /* a received frame is reduced in pieces that fit the L1 cache */
-#define ZP__WIDE_PIECE_BYTES (4u << 10) /* of elements that are made wide, up to four times as large */
+#define ZP__WIDE_PIECE_BYTES (4u << 10) /* the same, for elements that are widened, to up to four times their size */
 #define ZP__RATE_MIN (16u << 10)  /* bytes per second that attempts must move on average while no frame is complete */
 #define ZP__ID_WINDOW 65536u /* ids up to this much below the greatest one may still be learnt */
-#define ZP__EAGER_BYTES (4u << 20) /* of larger tensors that a link sends before it is known that they have begun (early.c) */
-#define ZP__EAGER_TENSOR_BYTES (256u << 10) /* up to this, a tensor is sent without waiting for that */
-#define ZP__EARLY_CHARGE_MIN (4u << 10) /* bytes that a frame which comes early is charged with, at least (message.c) */
-#define ZP__TURN_FRAMES 1024u	  /* of other attempts that may pass before one that waits for its turn has stalled */
+#define ZP__EAGER_BYTES (4u << 20) /* of larger tensors, sent on a link before the receiver has begun them (early.c) */
+#define ZP__EAGER_TENSOR_BYTES (256u << 10) /* a tensor up to this size is sent without waiting for that */
+#define ZP__EARLY_CHARGE_MIN (4u << 10) /* an early frame is charged with at least this many bytes (message.c) */
+#define ZP__TURN_FRAMES 1024u	  /* frames of others that may pass before an attempt that waits its turn has stalled */
 #define ZP__SHM_RING_BYTES (1u << 20) /* one direction of a connection within a host */
 #define ZP__POOL_REGIONS_MAX 16u
 #define ZP__BUFFER_BYTES ((1u << 20) + (8u << 10)) /* fits a message with one block of state */
@@ -34,9 +34,9 @@
 #define ZP__TREES_WINDOW_SLOTS 8u /* of each lane, at least, except where a smallest frame or a quantisation block is larger */
 #define ZP__RECORD_PLAINTEXT_BYTES (32u << 10) /* maximum of one record of an encrypted connection */
 #define ZP__RECORDS_BUFFERED 4u /* records that an encrypted connection buffers in each direction */
-/* Bounds on retransmission: of an attempt, RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, in both
- * directions, then it fails; of a message MESSAGE_RESENDS_MAX times, then its link is lost. Otherwise a peer that
- * closes one connection after another would keep the engine busy, or an attempt waiting, for ever. */
+/* Bounds on retransmission. An attempt fails after RESENDS_MIN frames plus RESENDS_PER_SLOT_MAX for each slot, both
+ * directions together. A link is lost after MESSAGE_RESENDS_MAX retransmissions of a message. Without these bounds a
+ * peer that closes one connection after another could keep the engine busy, or an attempt waiting, forever. */
 #define ZP__RESENDS_PER_SLOT_MAX 16u
 #define ZP__RESENDS_MIN 256u
 #define ZP__MESSAGE_RESENDS_MAX 64u

@@ -1,5 +1,5 @@
-/* Where the bytes of a slot are, and what the algorithms share: operations on slots and neighbours. "Pinned" as in
- * attempt.h. */
+/* Where the bytes of a slot are, and operations on slots and neighbours that the algorithms share. "Pinned" is defined
+ * in attempt.h. */
 #ifndef ZP_BUFFERS_H
 #define ZP_BUFFERS_H
 
@@ -53,7 +53,7 @@ static inline zp__quantiser quantiser_of(const zp_reduce_plan *plan)
 			       .block_elements = plan->block_elements};
 }
 
-/* Length of a frame. In lanes the frames of a phase that the collective does not have are empty. */
+/* Length of a frame's body. In lanes, frames of a phase that the collective does not have are empty. */
 static inline size_t frame_length(const zp__layout *l, uint8_t kind, uint64_t elements)
 {
 	if (l->cuts && !(kind == ZP__REDUCE_SCATTER ? l->reduces : l->gathers))
@@ -85,7 +85,7 @@ static inline void mark(zp__attempt *attempt, zp__slot *slot, uint8_t flags)
 /* Pinned. Saves the old bytes of the output before it is written. */
 static inline void save(zp__attempt *attempt, zp__slot *slot, const zp__span *span)
 {
-	if (slot->flags & ZP__SLOT_SAVED) /* A part of the frame was received on a connection that was lost. */
+	if (slot->flags & ZP__SLOT_SAVED) /* Saved before: a part of the frame came on a connection that was lost. */
 		return;
 	size_t bytes = span->elements * attempt->layout.itemsize;
 	zp__copy_past_cache(workspace_at(attempt, span), output_at(attempt, span), bytes);
@@ -118,7 +118,7 @@ static inline void frame_fill(zp__transmit *tx, const zp__span *span, const uint
 	tx->body = body;
 }
 
-/* Of algorithms in which frames wait for no others, and whose bodies have a place when they are admitted. */
+/* The make_room() of algorithms in which no frame waits for another one, and which set rx->body at admission. */
 static inline int room_is_there(zp__receive *rx)
 {
 	(void)rx;

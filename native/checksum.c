@@ -1,31 +1,31 @@
-/* The checksum of a span of bytes. Pure functions over constant tables, which are made once; any thread may call.
+/* The checksum of a span of bytes. Pure functions over constant tables, which are made once; any thread may call them.
  *
- * Definition. Zeros are added to make the bytes whole pairs of little-endian words of 64 bits. A word stands for a
+ * Definition. Zeros are added until the bytes are whole pairs of little-endian words of 64 bits. A word stands for a
  * polynomial over the field of two elements: bit i is the coefficient of x^i, + is exclusive or, and products are
- * carry-less. The words a, b, c, d, ... of block n, which has 1024 bytes, are summed up with keys, the same in each
- * block:
+ * carry-less. The words a, b, c, d, ... of block n, which has 1024 bytes, are summed with keys, which are the same in
+ * each block:
  *     S(n) = (a + k0) (b + k1) + (c + k2) (d + k3) + ...
- * The blocks are summed up with factors, modulo P = x^64 + x^4 + x^3 + x + 1, which is irreducible:
+ * The blocks are summed with factors, modulo P = x^64 + x^4 + x^3 + x + 1, which is irreducible:
  *     V(n) = S(n) + f(n) V(n - 1)
- * The checksum is zp__mix() of the last V + the number of bytes. Keys and then 512 factors, which come again after 512
+ * The checksum is zp__mix() of the last V + the number of bytes. The keys, and then 512 factors, which repeat after 512
  * blocks, are the output of SplitMix64 that starts from 0 (Steele, Lea, Flood: Fast splittable pseudorandom number
- * generators, 2014). V is kept in 128 bits, V = H x^64 + L, so that V f is H (f x^64 mod P) + L f, without a
- * reduction. The widest implementation keeps four such V, of each fourth pair, and adds them in the end.
+ * generators, 2014). V is kept in 128 bits, V = H x^64 + L, so that V f is H (f x^64 mod P) + L f, without a reduction.
+ * The widest implementation keeps four such V, one for each fourth pair, and adds them at the end.
  *
- * How probable it is that a difference is missed, as if keys and factors were drawn at random. Take two spans of the
- * same length, 512 KiB at most. The difference of their V is linear in the keys: each is multiplied by a sum over the
- * blocks of the difference of the word beside it and the factors that follow. If one such sum is not 0, its key must
- * have one value of 2^64 for V to be equal. They are all 0 only if that of a word which differs is: then f(n), where n
- * is the last block in which that word differs, has one value of 2^64, or if n is the only such block, never. So a
- * difference, whatever it is, is missed at most 2 times in 2^64. Sources: NH (Black, Halevi, Krawczyk, Krovetz,
+ * Probability that a difference is missed, computed as if keys and factors were random. Take two spans of the same
+ * length, at most 512 KiB. The difference of their V is linear in the keys. The coefficient of a key is a sum over the
+ * blocks: the difference of the word beside that key, times the factors that follow. If one such sum is not 0, the V
+ * are equal for only one value of its key in 2^64. All sums are 0 only if the sum of a word that differs is 0. Let n be
+ * the last block in which that word differs: then f(n) must have one value in 2^64; if n is the only such block, the
+ * sum is never 0. So any difference is missed at most 2 times in 2^64. Sources: NH (Black, Halevi, Krawczyk, Krovetz,
  * Rogaway: UMAC, 1999), with carry-less products (Lemire, Kaser: Faster 64-bit universal hashing using carry-less
  * multiplications, 2015).
  *
- * Keys and factors are constants, so this holds for what has nothing to do with them: faults of memory, CPUs and
- * programs. It does not hold for who knows them: where a word is equal to its key, the word beside it counts for
- * nothing.
+ * Keys and factors are constants. So this holds for differences that do not depend on them: faults of memory, CPUs and
+ * programs. It does not hold against somebody who knows them: if a word is equal to its key, the word beside it has no
+ * effect.
  *
- * Speed, and why it is no sum of integer products, which needs no intrinsics: docs/adr/0022. */
+ * For the speed, and for why it is not a sum of integer products, which would need no intrinsics, see docs/adr/0022. */
 #include "checksum.h"
 
 #include <pthread.h>
@@ -39,7 +39,7 @@
 #endif
 
 #define BLOCK ZP__CHECKSUM_BLOCK_BYTES
-#define BLOCKS 512u /* that have factors of their own */
+#define BLOCKS 512u /* number of blocks with different factors */
 
 typedef uint64_t pair __attribute__((vector_size(16)));
 
@@ -69,7 +69,7 @@ static uint64_t generated(uint64_t number)
 /* high x^64 + low, modulo P. */
 static uint64_t reduced(uint64_t low, uint64_t high)
 {
-	uint64_t beyond = high >> 63 ^ high >> 61 ^ high >> 60; /* what the shifts of the next line drop */
+	uint64_t beyond = high >> 63 ^ high >> 61 ^ high >> 60; /* the bits that the shifts of the next line drop */
 	low ^= high ^ high << 1 ^ high << 3 ^ high << 4;
 	return low ^ beyond ^ beyond << 1 ^ beyond << 3 ^ beyond << 4;
 }
@@ -121,7 +121,7 @@ __attribute__((noinline)) static pair product(uint64_t a, uint64_t b)
 #include "checksum_kernels.h"
 #endif
 
-/* False: this CPU or this build lacks them. */
+/* Finds the kernels of a level. False: this CPU or this build lacks them. */
 static bool kernels_of(enum zp__checksum_level level, kernels *found)
 {
 	if (level == ZP__CHECKSUM_PORTABLE) {
@@ -156,7 +156,7 @@ static void prepare(void)
 		kernels_of(level, &best);
 }
 
-/* Adds the whole blocks, and returns where the bytes after them are. */
+/* Adds the whole blocks, and returns the address of the bytes after them. */
 static const uint8_t *blocks_add(zp__checksum *checksum, const void *data, size_t bytes)
 {
 	const uint8_t *from = (const uint8_t *)data + checksum->bytes;

@@ -8,19 +8,19 @@
 
 #define ZP__CHECKSUM_BLOCK_BYTES 1024u
 
-/* A checksum of bytes that become known piece by piece, from the first to the last. All zeros: of none so far. */
+/* A checksum of bytes that arrive piece by piece, from the first to the last. All zeros: no bytes so far. */
 typedef struct {
 	uint64_t sum[2];
-	size_t bytes; /* in the sum: whole blocks */
+	size_t bytes; /* number of bytes in the sum: whole blocks */
 } zp__checksum;
 
 /* Adds the whole blocks among the first `bytes` bytes at `data` that are not in the sum yet. */
 void zp__checksum_advance(zp__checksum *checksum, const void *data, size_t bytes);
 
-/* The checksum of the `bytes` bytes at `data`, of which some may have been added before. Of no bytes it is 0. */
+/* The checksum of the `bytes` bytes at `data`, some of which may have been added before. It is 0 for no bytes. */
 uint64_t zp__checksum_finish(zp__checksum *checksum, const void *data, size_t bytes);
 
-/* All at once. */
+/* The same for bytes that are all there. */
 uint64_t zp__checksum_of(const void *data, size_t bytes);
 
 /* A bijection of 64 bits, in which every bit depends on every other. 0 stays 0. */

@@ -1,20 +1,22 @@
 /* Frames that come before the receiver has begun their attempt, because its plan arrives later. They are kept, so that
- * frames of other attempts behind them go on, and what is kept has a bound, so the sender does not send more.
+ * they do not block frames of other attempts behind them. Their memory is bounded, so the sender limits what it sends
+ * early.
  *
- * An end that has begun an attempt announces it with a STARTED frame. An attempt of a small tensor, ZP__EAGER_TENSOR_BYTES,
- * is sent without waiting for that and is not announced, which saves the frame. Of all others together a link sends up
- * to ZP__EAGER_BYTES before it is known that they have begun, about what a long path holds until the announcement comes;
- * then their flows wait, and those of other attempts do not. A message waits until its channel is announced: an OPENED
- * frame names the greatest channel, since channels are opened in ascending order (zp_api.h).
+ * An end that has begun an attempt announces it with a STARTED frame. A small tensor, of up to ZP__EAGER_TENSOR_BYTES,
+ * is sent without waiting for that, and its attempt is not announced, which saves a frame. For all larger tensors
+ * together a link sends up to ZP__EAGER_BYTES before the other end has announced them: about as much as a long path
+ * holds until the announcement comes. After that, flows of attempts that are not announced wait, and other flows do
+ * not. A message waits until its channel is announced: an OPENED frame names the greatest channel, since channels are
+ * opened in ascending order (zp_api.h).
  *
- * A frame that comes early is received like a message and charged like one (message.c). At the bound of messages its
- * connection parks, which only a peer that sends more than it should or very many small attempts can bring about. Kept
- * frames go through the functions of their algorithm once the attempt has started. Those of an attempt that never starts
- * are dropped when the caller ends it, after ZP__ID_WINDOW greater ids, or when their link is lost.
+ * An early frame is received like a message and charged like one (message.c). At the bound of messages its connection
+ * parks; only a peer that sends too much, or very many small attempts, can cause that. Kept frames go through the
+ * functions of their algorithm once the attempt has started. Frames of an attempt that never starts are dropped when
+ * the caller ends it, after ZP__ID_WINDOW greater ids, or when their link is lost.
  *
  * An announcement is not acknowledged: when a connection of the link is lost, it is sent again.
  *
- * Everything here expects the lock held, but zp__early_replay(). */
+ * Everything here except zp__early_replay() expects the lock held. */
 #include <errno.h>
 #include <fenv.h>
 #include <string.h>
@@ -36,7 +38,7 @@ static bool is_open(const zp__link *link, uint64_t channel)
 	return channel <= link->channel_max || channel >= ZP_FREE_CHANNEL;
 }
 
-/* The first frame of a flow that may be sent. NULL: none. Messages to one channel do not wait for those to another. */
+/* The first frame of a flow that may be sent. NULL: none. Messages to different channels do not wait for each other. */
 static zp__list *frame_of(const zp__link *link, const zp__flow *flow)
 {
 	const zp__attempt *attempt = flow->attempt;
@@ -72,7 +74,7 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 	return NULL;
 }
 
-/* Lets the connections look again for frames, of which more may be sent now. */
+/* Lets the connections look for frames again, because more may be sent now. */
 static void look_again(zp__link *link)
 {
 	if (!link->withholds || !link->open)
@@ -215,7 +217,8 @@ static zp__message_in *early_find(zp_engine *engine, uint64_t id)
 	return NULL;
 }
 
-/* Takes the next frame that was kept for an id and may be admitted, to `rx`; pins its attempt. NULL: there is none. */
+/* Puts the next kept frame of the attempt `id` that is admitted into `rx`, and pins its attempt. NULL: there is
+ * none. */
 static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *rx)
 {
 	zp__message_in *early;
@@ -235,13 +238,14 @@ static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *
 		}
 		if (verdict == ZP__DROP)
 			early_forget(engine, early);
-		else /* An honest peer sends nothing early that would have to wait. */
+		else /* An honest peer sends no early frame that would have to wait. */
 			zp__link_lose(early->link, -EPROTO, true);
 	}
 	return NULL;
 }
 
-/* As if the frame had come now. Peers must compute alike, so the caller's floating-point environment is set aside. */
+/* Handles a kept frame as if it had come now. All peers must compute the same bits, so it uses the default
+ * floating-point environment and not the caller's. */
 static void early_land(zp__receive *rx, uint8_t *body)
 {
 	fenv_t environment;

@@ -1,4 +1,4 @@
-/* Frames that come before their attempt has begun, and what is sent before that; see early.c. */
+/* Frames that are received, and frames that are sent, before their attempt has begun at the receiver; see early.c. */
 #ifndef ZP_EARLY_H
 #define ZP_EARLY_H
 
@@ -8,17 +8,17 @@
 #include "link.h"
 #include "list.h"
 
-/* early.c. All but zp__early_replay(): lock held. */
+/* early.c. All except zp__early_replay(): lock held. */
 bool zp__is_eager(const zp__attempt *attempt);
-zp__list *zp__frame_next(zp__link *link, zp__flow **flow); /* that may be sent, and its flow; NULL: none */
-void zp__eager_release(zp__link *link, zp__flow *flow); /* it is closed */
+zp__list *zp__frame_next(zp__link *link, zp__flow **flow); /* next frame that may be sent, and its flow; NULL: none */
+void zp__eager_release(zp__link *link, zp__flow *flow); /* the flow is closed */
 void zp__opened_offer(zp__link *link);
 void zp__started_offer(zp__link *link, zp__flow *flow);
 void zp__announce_again(zp__link *link); /* a connection was lost */
 bool zp__announcement_take(zp__connection *connection);
 enum zp__verdict zp__opened_admit(zp__connection *connection);
 enum zp__verdict zp__started_admit(zp__connection *connection);
-void zp__early_drop(zp_engine *engine, const zp__link *link); /* those of the link, and those that are not waited for */
+void zp__early_drop(zp_engine *engine, const zp__link *link); /* frames of the link, and of ended attempts */
 void zp__early_replay(zp_engine *engine, uint64_t id);
 
 #endif

@@ -16,7 +16,7 @@
 #include "message.h"
 #include "reduce.h"
 
-/* Every engine of the process. registry_mutex is taken before engine->mutex, never after. */
+/* All engines of the process. registry_mutex is taken before engine->mutex, never after it. */
 static pthread_mutex_t registry_mutex = PTHREAD_MUTEX_INITIALIZER;
 static zp__list registry = {&registry, &registry};
 static bool fork_handled;
@@ -211,7 +211,7 @@ int zp_engine_fd(zp_engine *engine)
 	return engine->wakeup.read_fd;
 }
 
-/* The event that is to be polled next, or NULL. */
+/* The next event to poll, or NULL. */
 zp__event *zp__event_next(const zp__queue *queue)
 {
 	const zp__list *list = zp__list_empty(&queue->events) ? &queue->messages : &queue->events;

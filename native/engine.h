@@ -40,12 +40,12 @@ struct zp_engine {
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
 	bool stopping;		 /* threads must end */
-	uint64_t attempt_max, channel_max;		/* the greatest ids learnt; channels that are not free */
-	uint64_t attempts_learnt[ZP__ID_WINDOW / 64]; /* by id modulo ZP__ID_WINDOW: those within the window below attempt_max */
+	uint64_t attempt_max, channel_max;		/* the greatest ids learnt; free channels do not count */
+	uint64_t attempts_learnt[ZP__ID_WINDOW / 64]; /* bits by id modulo ZP__ID_WINDOW, down from attempt_max */
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
 	zp__list links, channels, parked, messages;
-	zp__list early; /* of `messages`: frames of attempts that are not begun */
+	zp__list early; /* those of `messages` that are frames of attempts not begun yet */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	bool stalls_held; /* zp_stalls_hold() */

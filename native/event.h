@@ -12,7 +12,7 @@ typedef struct {
 } zp__event;
 
 typedef struct {
-	zp__list events;   /* other than messages; they are polled first, so no peer can delay them with messages */
+	zp__list events;   /* all other events; they are polled first, so no peer can delay them with messages */
 	zp__list messages; /* MESSAGE events */
 	int fd;		   /* a wakeup's write_fd, which is signalled when the first event comes */
 } zp__queue;

@@ -1,10 +1,10 @@
-/* The exchange of one attempt at an all-to-all: row j of the input goes straight to rank j, and the row from rank j comes
- * to row j of the output. Nothing is reduced or forwarded, and input and output are separate: a frame waits for no other
- * frame, and there are no buffers.
+/* The exchange of one attempt at an all-to-all: row j of the input goes straight to rank j, and the row from rank j
+ * goes to row j of the output. Nothing is reduced or forwarded, and input and output are separate. So no frame waits
+ * for another one, and no buffers are needed.
  *
- * A slot of row j stands for two frames: the one that we send to rank j (`node`, `sequence`, `checksum`, `kind`) and one
- * that we receive from it (flags LANDING and RESULT). On the wire a frame names the row of its receiver. Our own row is
- * copied beside the row of the next rank, slot by slot. */
+ * A slot of row j stands for two frames: the one that we send to rank j (`node`, `sequence`, `checksum`, `kind`) and
+ * the one that we receive from it (flags LANDING and RESULT). On the wire a frame names the row of its receiver. Our
+ * own row is copied together with the row of the next rank, slot by slot. */
 #include "buffers.h"
 
 static int exchange_allocate(zp__attempt *attempt)

@@ -4,7 +4,7 @@
  *  16  chunk               20  length of the body         24  offset
  *  32  checksum of body    36  checksum of bytes 0 to 35
  *
- * Integers are big-endian; of checksums the header has the lower half. */
+ * Integers are big-endian. The header has the lower half of each checksum. */
 #include "frame.h"
 
 #include <assert.h>

@@ -15,7 +15,7 @@ enum zp__frame_kind {
 	/* Acknowledge frames of any connection of the same link. `chunk` is the index of that connection, `id` its
 	 * generation, `offset` the number of complete frames received on it. No body. */
 	ZP__FINAL_ACK = 4, /* the receiver has closed the connection: the number is final */
-	ZP__ACK = 5,	   /* so far */
+	ZP__ACK = 5,	   /* the number so far */
 	ZP__OPENED = 6,	   /* `id` is the greatest channel that the sender knows. No body */
 	ZP__STARTED = 7	   /* the sender has started the attempt `id`. No body */
 };
@@ -29,8 +29,8 @@ typedef struct {
 	uint32_t checksum; /* of the body: the lower half */
 } zp__frame;
 
-/* What becomes of a frame that comes: its body is received; it is not received yet; it is read and dropped; its link, or
- * its connection, is lost. */
+/* What to do with an incoming frame. ADMIT: receive its body; PARK: do not receive it yet; DROP: read and drop it;
+ * VIOLATION: lose its link; NO_MEMORY: lose its connection. */
 enum zp__verdict { ZP__ADMIT, ZP__PARK, ZP__DROP, ZP__VIOLATION, ZP__NO_MEMORY };
 
 /* The prefix of a record of an encrypted connection: the size of its plaintext in bytes. */

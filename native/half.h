@@ -21,7 +21,7 @@ static inline __attribute__((always_inline)) float ZP__NAME(float_of_half)(uint1
 {
 	uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
 	uint32_t exponent = magnitude & 0x0f800000;
-	/* Rebias the exponent by 112; infinities and NaNs go up by as much again. */
+	/* Rebias the exponent by 112; for infinities and NaNs by twice as much. */
 	uint32_t normal = magnitude + 0x38000000 + (exponent == 0x0f800000 ? 0x38000000 : 0);
 	/* Subnormals are m * 2^-24: build 2^-14 * (1 + m * 2^-10) and take the 2^-14 off again, exactly. */
 	float subnormal = ZP__NAME(float_of_bits)(magnitude + 0x38800000) - ZP__NAME(float_of_bits)(0x38800000);
@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) uint16_t ZP__NAME(half_of_float)(fl
 	uint32_t magnitude = bits & 0x7fffffff;
 	uint32_t normal = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
 	/* Under 2^-14: adding 0.5 puts the last bit of a subnormal half (2^-24) last in the float, which rounds it.
-	 * The clamp only keeps the sum, which is not used for more, free of NaNs. */
+	 * The clamp only keeps NaNs out of the sum; for greater magnitudes the sum is not used. */
 	uint32_t small = magnitude < 0x38800000 ? magnitude : 0;
 	uint32_t subnormal = ZP__NAME(bits_of_float)(ZP__NAME(float_of_bits)(small) + 0.5f) - 0x3f000000;
 	uint32_t special = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;

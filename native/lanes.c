@@ -1,4 +1,4 @@
-/* Lanes: what may be in a plan, who is linked to whom, and what that needs. No state. */
+/* Lanes: which ones are valid in a plan, which ranks they link, and how much memory they need. No state. */
 #include "lanes.h"
 
 #include "bounds.h"
@@ -6,7 +6,7 @@
 /* True if `parents` is a tree of all ranks. */
 static bool is_tree(const uint32_t *parents, uint32_t world_size)
 {
-	uint32_t seen[ZP__WORLD_SIZE_MAX] = {0}; /* 1 + the rank whose way to the root went here first */
+	uint32_t seen[ZP__WORLD_SIZE_MAX] = {0}; /* 1 + the rank whose path to the root came here first */
 	uint32_t roots = 0;
 	for (uint32_t rank = 0; rank < world_size; rank++) {
 		if (parents[rank] >= world_size)
@@ -17,7 +17,7 @@ static bool is_tree(const uint32_t *parents, uint32_t world_size)
 		uint32_t at = rank;
 		for (; parents[at] != at && !seen[at]; at = parents[at])
 			seen[at] = rank + 1;
-		if (seen[at] == rank + 1) /* It came back to where it had been. */
+		if (seen[at] == rank + 1) /* The path has come back here: it is a cycle. */
 			return false;
 	}
 	return roots == 1;
@@ -31,7 +31,7 @@ static bool is_star(const uint32_t *parents, uint32_t world_size)
 	return true;
 }
 
-/* True if the root of a lane is who has, or gets, that part of the tensor, and the lane is that part. */
+/* True if the root of a lane is the owner of its part of the tensor, and the lane has the length of that part. */
 static bool is_of_owner(const zp_reduce_plan *p, uint32_t lane)
 {
 	const zp_lane *own = &p->lanes[lane];
@@ -50,7 +50,7 @@ bool zp__lanes_valid(const zp_reduce_plan *p)
 	bool by_owner = p->kind == ZP_ALL_GATHER || p->kind == ZP_REDUCE_SCATTER;
 	if (by_owner && p->lane_count != p->world_size)
 		return false;
-	/* A partial sum has no room in the type. */
+	/* A partial sum may not fit the type. */
 	bool stars_only = zp__plan_reduces(p) && p->op == ZP_AVG && p->dtype < ZP_UINT64;
 	uint64_t left = p->kind == ZP_ALL_GATHER ? p->count * p->world_size : p->count;
 	for (uint32_t i = 0; i < p->lane_count; i++) {
@@ -76,7 +76,7 @@ bool zp__lanes_connect(const zp_reduce_plan *p, uint32_t rank, uint32_t other)
 	return connect;
 }
 
-/* Of the lanes that the plan names. */
+/* The need of the lanes that the plan names. */
 static zp__need need_of(const zp_reduce_plan *p)
 {
 	zp__need of[ZP__WORLD_SIZE_MAX] = {{0}}, most = {0};

@@ -1,5 +1,5 @@
-/* The lanes of a plan, as all peers compute them: pure functions of the plan; see lanes.c. A plan that
- * names none has those of the direct exchange: one for each rank, which is the root of all others. */
+/* The lanes of a plan, as all peers compute them: pure functions of the plan; see lanes.c. A plan that names no lanes
+ * has those of the direct exchange: one for each rank, which is the root of all others. */
 #ifndef ZP_LANES_H
 #define ZP_LANES_H
 
@@ -8,7 +8,7 @@
 
 #include "zp_api.h"
 
-/* What the rank that needs most has to buffer: a share of each of its children and, quantised, its own. */
+/* What the rank with the greatest need has to buffer: a share of each of its children and, if quantised, its own. */
 typedef struct {
 	uint64_t buffers;  /* for one slot of each lane */
 	uint64_t elements; /* for all slots of all lanes */
@@ -30,10 +30,10 @@ static inline uint64_t zp__part_elements(const zp_reduce_plan *plan, uint32_t pa
 	return plan->count / plan->world_size + (part < plan->count % plan->world_size);
 }
 
-/* True if the plan may have the lanes that it names, or names none. The rest of the plan must be valid. */
+/* True if the lanes of the plan are valid, or it names none. The rest of the plan must be valid. */
 bool zp__lanes_valid(const zp_reduce_plan *plan);
 
-/* True if frames go from one of two ranks to the other: in a lane that has elements, one is the parent of the other. */
+/* True if frames go between two ranks: in a lane that has elements, one is the parent of the other. */
 bool zp__lanes_connect(const zp_reduce_plan *plan, uint32_t rank, uint32_t other);
 
 zp__need zp__lanes_need(const zp_reduce_plan *plan);

@@ -20,7 +20,7 @@ typedef struct {
 	uint32_t chunks;
 	bool reduces, gathers;	 /* the plan has a reduce-scatter phase, an all-gather phase */
 	const uint32_t *owners;	 /* by chunk; NULL: as in an all-reduce */
-	zp__cut *cuts;		 /* of chunks of any lengths: all, and the end; NULL: they differ by one element at most */
+	zp__cut *cuts;		 /* by chunk, and the end; NULL: lengths differ by at most one element */
 	uint64_t chunk_elements; /* of a short chunk; with `cuts`: of the longest one */
 	uint64_t long_chunks;	 /* the first long_chunks chunks have one element more */
 	uint64_t frame_elements; /* of a slot; the last slot of a chunk may have fewer */
@@ -30,8 +30,8 @@ typedef struct {
 	uint32_t block_elements;  /* 0: not quantised */
 	uint32_t parameter_bytes; /* per block */
 	uint32_t code_bits;	  /* per element, quantised */
-	uint32_t sum_itemsize;	  /* in a reduce-scatter frame, if it has wide sums (ring.c); else 0 */
-	size_t wire_stride;	  /* bytes of a full slot on the wire, at most; of lanes that do not reduce: 1 */
+	uint32_t sum_itemsize;	  /* of an element in a reduce-scatter frame with wide sums (ring.c); otherwise 0 */
+	size_t wire_stride;	  /* the most bytes of a full slot on the wire; 1 in lanes that do not reduce */
 } zp__layout;
 
 typedef struct {

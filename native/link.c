@@ -1,15 +1,15 @@
 /* Links and connections: opening, closing, loss, and the queue of frames of a link, which its connections share.
  *
  * One queue, many connections. The queue of a link consists of flows that take turns frame by frame, so that attempts
- * share the link. A connection whose socket has space takes the next frame, sends all of it, and queues for the next. At
- * any time a connection is busy (a frame in tx), blocked (its socket is full), runnable (its thread is about to look for
- * a frame) or idle (in link->idle). A new frame wakes the connection that has been idle longest; the others look for
- * frames by themselves when they are done. So no frame waits while a connection could take it.
+ * share the link. A connection whose socket has space takes the next frame, sends all of it, and queues for the next.
+ * At any time a connection is busy (a frame in tx), blocked (its socket is full), runnable (its thread is about to look
+ * for a frame) or idle (in link->idle). A new frame wakes the connection that has been idle longest; the others look
+ * for frames by themselves when they are done. So no frame waits while a connection could take it.
  *
- * Only the first `senders_max` open connections of a link take frames; the others stand by and send nothing but
- * acknowledgements (retransmit.c) and announcements (early.c). Within a host one connection is as fast as the CPUs, and
- * the buffers of more connections would evict each other from the cache: there it is local_senders_max. Between hosts it
- * is what zp_link_set_senders() says: of a slow path, many connections would only fill the queue.
+ * Only the first `senders_max` open connections of a link take frames; the others stand by and send only
+ * acknowledgements (retransmit.c) and announcements (early.c). Within a host senders_max is local_senders_max: one
+ * connection is as fast as the CPUs, and the buffers of more connections would evict each other from the cache. Between
+ * hosts zp_link_set_senders() sets it: on a slow path many connections would only fill the queue.
  *
  * Everything here runs under the lock; see engine.h. */
 #include <assert.h>
@@ -135,9 +135,9 @@ static bool fds_taken(zp_engine *engine, const int *fds, uint32_t count)
 	return false;
 }
 
-/* Lock held. Assigns a connection to a thread. The thread begins to watch it itself: done here, a failure halfway
- * would have to take back connections that their threads may already be using. The connections of a link are spread
- * over the threads; so are the first connections of all links, which may be the only ones that send frames. */
+/* Lock held. Assigns a connection to a thread. The thread itself begins to watch it. If this function did, a failure
+ * halfway would have to take back connections that their threads may already be using. The connections of a link are
+ * spread over the threads; so are the first connections of all links, which may be the only ones that send frames. */
 static void connection_adopt(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
@@ -175,7 +175,7 @@ static int link_encrypt(zp__link *link, const zp_aead *aeads)
 	return rc;
 }
 
-/* Makes the shared memory of a connection, if it is to have any. */
+/* Makes the shared memory of a connection, if the engine uses it. */
 static int link_share(zp__link *link, uint32_t index, int fd)
 {
 	return link->engine->config.shared_memory ? zp__shm_open(fd, &link->connections[index].shm) : 0;
@@ -199,7 +199,7 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
-	for (uint32_t i = 0; rc == 0 && i < count; i++) /* Last: the other end sees it. */
+	for (uint32_t i = 0; rc == 0 && i < count; i++) /* Last, because the other end sees it. */
 		if (fds[i] >= 0)
 			rc = link_share(link, i, fds[i]);
 	if (rc == 0) {
@@ -237,7 +237,7 @@ static int link_add(zp__link *link, uint32_t index, uint32_t generation, int fd,
 	c->silent_ns = 0;
 	zp__retransmit_added(c, generation);
 	connection_adopt(c);
-	if (rc < 0) /* The other end has been told that it was taken, so it is taken, and lost. */
+	if (rc < 0) /* `first` told the other end that it is taken. So it is taken, and then lost. */
 		zp__connection_lose(c, rc);
 	return 0;
 }
@@ -311,7 +311,7 @@ int zp_link_set_senders(zp_engine *engine, const uint8_t peer[], uint32_t sender
 	if (link) {
 		link->senders_max = senders;
 		ZP__EACH(node, &link->idle)
-		zp__connection_attend(ZP__ELEMENT(node, zp__connection, idle_node)); /* It may be one of them now. */
+		zp__connection_attend(ZP__ELEMENT(node, zp__connection, idle_node)); /* It may be a sender now. */
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return link ? 0 : -ENOTCONN;
@@ -418,8 +418,8 @@ bool zp__link_wake_idle(zp__link *link)
 	return false;
 }
 
-/* Wakes a connection for an acknowledgement or announcement, which may go over any: it must not wait for one that is
- * blocked, since the other end may unblock it only after it has that frame. */
+/* Wakes a connection for an acknowledgement or announcement, which may go over any connection: it must not wait for a
+ * blocked one, since the other end may unblock that one only after it has received the frame. */
 void zp__link_wake_any(zp__link *link)
 {
 	if (!zp__link_wake_idle(link) && !zp__list_empty(&link->idle))
@@ -470,7 +470,7 @@ void zp__unpark_all(zp_engine *engine)
 }
 
 /* True if the other end has owed TCP acknowledgements for `timeout_ns`. Because it is called at short intervals, it can
- * distinguish a silent path from one over which nothing was sent until now. */
+ * distinguish a silent path from one on which nothing was sent until now. */
 static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, uint64_t timeout_ns)
 {
 	uint64_t silence_ns = is_live(c) ? zp__sock_silence_ms(c->fd) * 1000000u : 0;
@@ -483,8 +483,8 @@ static bool is_silent(zp__connection *c, uint64_t now_ns, uint64_t interval_ns, 
 	return now_ns - c->silent_ns >= timeout_ns;
 }
 
-/* Loses connections whose path is broken without a socket error, and links on which the body of a message does not come.
- * Checks all of them LOOKS_PER_TIMEOUT times per timeout. Returns the next deadline. */
+/* Loses connections whose path is broken without a socket error, and links on which the rest of a message does not
+ * come. Checks all links LOOKS_PER_TIMEOUT times per timeout. Returns the next deadline. */
 uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->config.path_timeout_ms * (uint64_t)1000000;

@@ -37,15 +37,15 @@ typedef struct zp__thread zp__thread;
 
 /* A FIFO queue of the frames of one attempt, or of the messages of one link. The flows of a link take turns. */
 typedef struct {
-	zp__list node;	      /* in link->flows while `frames` is not empty, else in no list */
+	zp__list node;	      /* in link->flows while `frames` is not empty, otherwise in no list */
 	zp__list open_node;   /* in link->open_flows from zp__flow_open() to zp__flow_close() */
 	zp__list frames;      /* of zp__slot.node or zp__message_out.node */
 	zp__attempt *attempt; /* NULL: messages */
-	zp__list started_node; /* in link->started: its STARTED is to be sent */
-	bool announces;	      /* its STARTED is to be sent, or has been */
+	zp__list started_node; /* in link->started while its STARTED waits to be sent */
+	bool announces;	      /* its STARTED waits to be sent, or was sent */
 	bool begun;	      /* the other end has announced that it has begun the attempt */
-	uint64_t eager_bytes; /* sent before that */
-	/* By connection: frames that it has sent, in order, and that may have to be retransmitted (retransmit.c). */
+	uint64_t eager_bytes; /* bytes sent before that */
+	/* By connection: frames that it has sent, in order, and may have to retransmit (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
 } zp__flow;
 
@@ -56,7 +56,7 @@ enum zp__rx_stage {
 	ZP__RX_DRAIN   /* reading the body and dropping it */
 };
 
-/* A frame that is being received, on a connection or (early.c) from where it was kept. */
+/* A frame that is being received on a connection, or was kept and is replayed (early.c). */
 typedef struct {
 	zp__link *link; /* constant */
 	zp__frame_parser parser;
@@ -71,7 +71,7 @@ typedef struct {
 	zp__attempt *attempt;
 	zp__slot *slot;
 	zp__message_in *message; /* written under the lock */
-	uint64_t due_ns;	 /* of a message: its link is lost if no byte comes until then. Under the lock */
+	uint64_t due_ns;	 /* of a message: if no byte comes until then, its link is lost. Under the lock */
 } zp__receive;
 
 typedef struct {
@@ -83,7 +83,7 @@ typedef struct {
 	zp__slot *slot;
 	zp__message_out *message;
 	zp__flow *flow; /* flow of the frame; NULL: it is not retransmitted if the connection is lost */
-	zp__connection *final_ack_of; /* the frame is the FINAL_ACK of this connection; NULL: it is none */
+	zp__connection *final_ack_of; /* the frame is the FINAL_ACK of this connection; NULL: it is not a FINAL_ACK */
 	uint8_t *aside; /* copy of the body of a frame whose attempt has ended; body points into it */
 	bool active;
 } zp__transmit;
@@ -126,11 +126,11 @@ struct zp__link {
 	zp__list idle;	     /* connections that wait for a frame, longest first */
 	zp__flow messages;
 	zp__list started;	 /* flows of attempts whose STARTED is to be sent */
-	uint64_t channel_max;	 /* the greatest channel that the other end is known to know */
+	uint64_t channel_max;	 /* the greatest channel that the other end has announced */
 	uint64_t eager_bytes;	 /* of all flows */
-	bool opened_offered;	 /* OPENED is to be sent, or has been */
-	bool opened_queued;	 /* it is to be sent */
-	bool withholds;		 /* a connection found no frame that may be sent before the other end announces more */
+	bool opened_offered;	 /* OPENED waits to be sent, or was sent */
+	bool opened_queued;	 /* OPENED waits to be sent */
+	bool withholds;		 /* frames wait, but none may be sent before the other end announces more */
 	uint64_t moved_bytes;	 /* of attempts, sent and received */
 	uint64_t moved_frames;	 /* of attempts, sent and received completely */
 	uint64_t moved_ns;	 /* when the last of them was complete */

@@ -1,10 +1,9 @@
-/* The I/O threads. Each waits (wait.c) for its own connections and to be woken: so other threads ask it to take its
- * attention list (connections to wake, unpark or close). The first thread also checks for stalled attempts and broken
- * paths, and trims idle memory.
+/* The I/O threads. Each waits (wait.c) for its own connections and for a wakeup, by which other threads ask it to take
+ * its attention list (connections to wake, unpark or close). The first thread also checks for stalled attempts and
+ * broken paths, and trims idle memory.
  *
- * Reports are edges: connection->readable and ->writable hold what the waiter reported last, until a system call
- * contradicts it. Connections with something to do are in thread->run and take turns; one turn receives and sends at
- * most one frame. */
+ * Reports are edges: connection->readable and ->writable keep the waiter's last report until a system call contradicts
+ * it. Connections with work to do are in thread->run and take turns; one turn receives and sends at most one frame. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
@@ -48,7 +47,7 @@ void zp__connection_ready(zp__connection *c, bool readable, bool writable, bool 
 {
 	c->hung_up |= hung_up;
 	c->readable |= readable || hung_up;
-	c->writable |= writable || (readable && c->shm); /* A byte on the socket may tell of either. */
+	c->writable |= writable || (readable && c->shm); /* A byte on the socket may mean either. */
 	run_soon(c->thread, c);
 }
 
@@ -59,7 +58,7 @@ static void watch(zp__thread *thread, zp__connection *c)
 	c->watched = rc == 0;
 	if (rc < 0)
 		zp__connection_lose(c, rc);
-	else if (c->shm) /* Else epoll reports it. */
+	else if (c->shm) /* Other connections: the waiter reports that they are writable. */
 		zp__connection_ready(c, false, true, false);
 }
 
@@ -114,7 +113,7 @@ static void run_one(zp__thread *thread, zp__connection *c)
 
 static void run_all(zp__thread *thread)
 {
-	/* One round: connections that are appended during it run in the next. */
+	/* One round: connections that are appended during it run in the next one. */
 	zp__list round;
 	zp__list_init(&round);
 	while (!zp__list_empty(&thread->run)) {

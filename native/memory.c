@@ -26,7 +26,7 @@
 #define LINE_BYTES 64u
 #define WASTE_PARTS 8u /* up to 1/WASTE_PARTS of a reused region may stay unused */
 
-/* Maps zeroed memory, whose pages the kernel provides when they are touched. NULL: no memory. */
+/* Maps zeroed memory; the kernel provides its pages when they are touched. NULL: no memory. */
 void *zp__memory_map(size_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -53,7 +53,7 @@ static zp__region pool_remove(zp__pool *pool, uint32_t index)
 	return region;
 }
 
-/* Lock held. Index of the smallest region of at least `bytes` that does not waste too much; count: none. */
+/* Lock held. Index of the smallest region of at least `bytes` that does not waste too much; pool->count: none. */
 static uint32_t pool_find(const zp__pool *pool, size_t bytes)
 {
 	uint32_t found = pool->count;
@@ -66,7 +66,7 @@ static uint32_t pool_find(const zp__pool *pool, size_t bytes)
 	return found;
 }
 
-/* Lock held. Index of the region that is idle longest and not offered yet; count: none. */
+/* Lock held. Index of the region that is idle longest and not offered yet; pool->count: none. */
 static uint32_t pool_offer_next(const zp__pool *pool)
 {
 	uint32_t index = 0;
@@ -75,7 +75,8 @@ static uint32_t pool_offer_next(const zp__pool *pool)
 	return index;
 }
 
-/* Takes a region of at least `bytes` from the pool, or maps one; for 0 bytes none. Its contents are undefined. -ENOMEM. */
+/* Takes a region of at least `bytes` from the pool, or maps one; none for 0 bytes. Its contents are undefined.
+ * -ENOMEM. */
 int zp__region_take(zp_engine *engine, size_t bytes, zp__region *region)
 {
 	zp__pool *pool = &engine->pool;
@@ -192,7 +193,7 @@ void zp__pool_discard(zp_engine *engine)
 }
 
 /* memcpy with non-temporal stores, for a target that is not read soon: it is not loaded into the cache and evicts nothing
- * from it. Other threads see the bytes after zp__copy_past_cache_done() and a lock. */
+ * from it. Other threads see the bytes after zp__copy_past_cache_done() and a mutex operation. */
 void zp__copy_past_cache(void *to, const void *from, size_t bytes)
 {
 	uint8_t *t = to;

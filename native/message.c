@@ -1,13 +1,13 @@
 /* Messages on channels: frames that are delivered as events. Everything here runs under the lock.
  *
  * Bounds. Messages that are being received, or were received and not released, are charged with the memory they take,
- * against messages_queued_bytes_max of the engine. A frame that comes early (early.c) is charged with at least
- * ZP__EARLY_CHARGE_MIN, so that a peer cannot make them very many: all of them are searched, under the lock. At the
- * bound a link is refused more than an equal share of it: its connections whose next frame is a message stop receiving,
- * and TCP pushes back. So no link can take the room of others. A message whose body does not come loses its link
+ * against messages_queued_bytes_max of the engine. An early frame (early.c) is charged with at least
+ * ZP__EARLY_CHARGE_MIN, which bounds their number: a search goes through all of them, under the lock. At the bound a
+ * link gets no more than an equal share of it: its connections whose next frame is a message stop receiving, and TCP
+ * pushes back. So no link can take the room of others. If the body of a message does not come, its link is lost
  * (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
- * a lower one of the caller's. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has no
- * other message, one of any size is accepted. */
+ * a lower one of the caller. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has no other
+ * message, one of any size is accepted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static void *buffer_take(zp_engine *engine, uint64_t bytes)
 {
 	if (!is_pooled(bytes) || zp__list_empty(&engine->buffers))
 		return NULL;
-	/* The one used last: it may still be in the cache. */
+	/* The buffer used last: it may still be in the cache. */
 	zp__buffer *buffer = ZP__ELEMENT(engine->buffers.previous, zp__buffer, node);
 	zp__list_remove(&buffer->node);
 	engine->buffer_count--;
@@ -55,7 +55,7 @@ static void buffer_give(zp_engine *engine, void *memory, uint64_t bytes)
 	buffer->idle_ns = zp__now_ns();
 	zp__list_append(&engine->buffers, &buffer->node);
 	if (engine->buffer_count++ == 0)
-		zp__thread_wake(&engine->threads[0]); /* It trims. */
+		zp__thread_wake(&engine->threads[0]); /* That thread trims the buffers. */
 }
 
 uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns)
@@ -210,7 +210,7 @@ enum zp__verdict zp__message_admit(zp__connection *c)
 	return message_begin(c);
 }
 
-/* A frame of an attempt that is not begun is received like a message. */
+/* Admits a frame of an attempt that is not begun here: it is received like a message. */
 enum zp__verdict zp__early_admit(zp__connection *c)
 {
 	if (!c->link->open)
@@ -243,7 +243,7 @@ void zp__message_landed(zp__connection *c)
 	}
 	bool is_message = c->rx.frame.kind == ZP__MESSAGE;
 	zp__channel *channel = is_message ? channel_find(engine, c->rx.frame.id) : NULL;
-	if (!channel) { /* Closed during reception, or its link was lost. */
+	if (!channel) { /* The channel was closed during reception, or the link was lost. */
 		zp__message_forget(engine, message);
 		return;
 	}
@@ -276,7 +276,7 @@ static void writable_report(zp__link *link)
 			continue;
 		channel->waits = false;
 		channel->writable.event = (zp_event){.kind = ZP_EVENT_WRITABLE, .id = channel->id};
-		if (zp__list_empty(&channel->writable.node)) /* Else the previous one was not polled yet, and suffices. */
+		if (zp__list_empty(&channel->writable.node)) /* If the previous one was not polled yet, it suffices. */
 			zp__event_push(channel->queue, &channel->writable);
 	}
 }
@@ -319,7 +319,7 @@ static void message_offer(zp__link *link, zp__message_out *message)
 	zp__link_offer(link, &link->messages, &message->node);
 }
 
-/* Lock held. 0: `*link` is the link to `peer`, and may queue `bytes` more. -EAGAIN: it may not, and WRITABLE will follow on
+/* Lock held. 0: `*link` is the link to `peer`, and may queue `bytes` more. -EAGAIN: it may not; WRITABLE will follow on
  * the channel. */
 static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, uint64_t bytes, uint64_t bytes_max,
 			 zp__link **link)
@@ -330,7 +330,7 @@ static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, u
 	*link = zp__link_find(engine, peer);
 	if (!*link)
 		return -ENOTCONN;
-	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that other messages may have. */
+	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that are left for other messages. */
 	if ((*link)->message_bytes <= beside)
 		return 0;
 	(*link)->writable_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;

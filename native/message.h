@@ -19,11 +19,11 @@ typedef struct {
 struct zp__message_in {
 	zp__event event;
 	zp__list node;	/* in engine->messages from admission to release */
-	zp__link *link; /* from which it comes; a reference */
+	zp__link *link; /* the link that it comes from; a reference */
 	uint64_t bytes; /* of body */
 	uint64_t charged;
-	zp__frame frame; /* of an attempt that is not begun: its header; event.node is in engine->early */
-	uint64_t checksum; /* of that */
+	zp__frame frame; /* header of a frame of an attempt that is not begun; event.node is in engine->early */
+	uint64_t checksum; /* of that frame */
 	uint8_t body[];
 };
 
@@ -46,14 +46,14 @@ typedef struct {
 	zp__event writable;
 } zp__channel;
 
-/* Lock held, but for zp__buffers_discard(). */
+/* Lock held, except for zp__buffers_discard(). */
 enum zp__verdict zp__early_admit(zp__connection *connection);
 enum zp__verdict zp__message_admit(zp__connection *connection);
 void zp__message_landed(zp__connection *connection);
 void zp__message_sent(zp__link *link, zp__message_out *message);
 void zp__message_forget(zp_engine *engine, zp__message_in *message);
 void zp__message_flow_clear(zp__link *link);
-/* A short message, if there is a link to `peer`, memory, and room in the queue. */
+/* Queues a short message, unless there is no link to `peer`, no memory, or no room in the queue. */
 void zp__message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, size_t bytes);
 uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns); /* the next deadline, or UINT64_MAX */
 void zp__buffers_discard(zp_engine *engine);		       /* the threads have ended */

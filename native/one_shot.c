@@ -1,11 +1,11 @@
-/* The one-shot exchange of one attempt: one hop. Every rank sends its whole tensor to all others, and each reduces all of
- * them in order of rank, so that the results are equal bit for bit. For tensors so small that a second hop, of results,
- * takes longer than the bytes.
+/* The one-shot exchange of one attempt: one hop. Every rank sends its whole tensor to all others, and each rank reduces
+ * all tensors in order of rank, so that the results are equal bit for bit. It is for tensors so small that a second
+ * hop, for the results, would take longer than sending the bytes to all.
  *
- * The tensor is one chunk, which everybody owns. It is sent from a copy of the input, in `wire`: in place the result may be
- * there before the last frame is sent, or sent again. Shares are received in `shares`; the thread that receives the last
- * one of a slot reduces the slot. A copy (attempt->copies) stands for two frames of a slot: the one to a neighbour
- * (`node`, `sequence`, `checksum`) and the one from it (flag ARRIVING). */
+ * The tensor is one chunk, which every rank owns. It is sent from a copy of the input, in `wire`, because in place the
+ * result may overwrite the input before the last frame is sent or sent again. Shares are received in `shares`; the
+ * thread that receives the last one of a slot reduces the slot. A copy (attempt->copies) stands for two frames of a
+ * slot: the one to a neighbour (`node`, `sequence`, `checksum`) and the one from it (flag ARRIVING). */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -1,8 +1,8 @@
-/* Quantisation by blocks to 8 or 4 bits an element. Pure functions; constant data.
+/* Quantisation by blocks to 8 or 4 bits per element. Pure functions; constant data.
  *
  * Format of a frame of n elements in b blocks: the parameters of the b blocks, then the codes of the b blocks. A
- * parameter is a float (of DOUBLE a double) in the hosts' byte order. A code is a byte; or half a byte, and then byte i
- * of a block of m has code i in its lower half and code i + ceil(m / 2) in its upper half.
+ * parameter is a float (for DOUBLE a double) in the hosts' byte order. A code is a byte or half a byte. With half
+ * bytes, byte i of a block of m elements has code i in its lower half and code i + ceil(m / 2) in its upper half.
  *
  *                                 | parameters         | value                        | levels: 8 bits | 4 bits
  *   MIN_MAX                       | minimum, scale     | minimum + code * scale       | 255            | 15
@@ -10,29 +10,29 @@
  *   ZERO_POINT_SCALE, INT8 INT4   | scale              | code * scale                 | 127            | 7
  *
  * The scale is span / levels, where span is the range of the block (MIN_MAX), the range extended to include 0
- * (ZERO_POINT_SCALE, unsigned), or the largest magnitude (signed). Codes count from 0; signed codes are two's complement.
- * With MIN_MAX they start at -128 or -8, so that signed and unsigned codes decode to the same values. The zero point is
- * the code of 0, so 0 stays 0. A code is the nearest integer, ties to even: for a value x, ZERO_POINT_SCALE gives
- * q(x) - q(lowest), where q(x) is the integer nearest to x / scale. That may exceed `levels` by one, hence 254 and 14
- * levels instead of 255 and 15, and no value is clamped. Arithmetic is in float (DOUBLE: in double); values of the 16-bit
- * types are rounded to nearest even when they are stored.
+ * (ZERO_POINT_SCALE, unsigned), or the largest magnitude (signed). Codes count from 0; signed codes are two's
+ * complement. With MIN_MAX they start at -128 or -8, so that signed and unsigned codes decode to the same values. The
+ * zero point is the code of 0, so 0 stays 0. A code is the nearest integer, ties to even: for a value x,
+ * ZERO_POINT_SCALE gives q(x) - q(lowest), where q(x) is the integer nearest to x / scale. That may exceed `levels` by
+ * one, hence 254 and 14 levels instead of 255 and 15, and no value is clamped. Arithmetic is in float (DOUBLE: in
+ * double); values of the 16-bit types are rounded to nearest even when they are stored.
  *
  * Error bound. With s the span and e the largest magnitude of the block, a value is off by at most
  *   s / (2 levels) + 8 epsilon e + the smallest subnormal, plus the rounding of a 16-bit type,
- * with the epsilon of float or double: half a step; at most 2 roundings of e in dequantising; and in quantising 3
- * roundings of up to `levels` steps, that is of s, which is at most 2 e.
+ * with the epsilon of float or double. The parts are: half a step; at most 2 roundings of e in dequantising; and in
+ * quantising 3 roundings of up to `levels` steps, that is of s, which is at most 2 e.
  *
  * Special values.
- * - A block with a NaN or an infinity in it becomes NaN throughout (parameters NaN, codes 0). So does one whose sum
+ * - A block that contains a NaN or an infinity becomes NaN throughout (parameters NaN, codes 0). So does one whose sum
  *   overflowed on the way.
- * - A block of equal values is exact with MIN_MAX (scale 0). A block of zeros is exact with all; -0 may become +0.
- * - Blocks of subnormals are as exact as others: where the scale is so small that it is itself subnormal it is rounded
- *   up, and codes are clamped. One that spans no more than `levels` of the smallest subnormals is exact.
+ * - A block of equal values is exact with MIN_MAX (scale 0). A block of zeros is always exact; -0 may become +0.
+ * - Blocks of subnormals are as exact as others: if the scale itself is subnormal it is rounded up, and codes are
+ *   clamped. A block that spans at most `levels` of the smallest subnormals is exact.
  * - A block with magnitudes above a quarter of the largest finite number is computed on values scaled by 1/4; results
  *   saturate at the largest finite number. A value beyond the range of a 16-bit type becomes infinity when it is stored,
  *   as in any conversion; quantisation error may cause that, too.
- * - Invalid parameters (not finite, a negative scale, a zero point that is no code) make the block NaN; no input is
- *   undefined behaviour. Dequantised NaNs all have the same bit pattern. */
+ * - Invalid parameters (not finite, a negative scale, a zero point that is not a code) make the block NaN; no input
+ *   causes undefined behaviour. Dequantised NaNs all have the same bit pattern. */
 #include "quantise.h"
 
 #include <errno.h>

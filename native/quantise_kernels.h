@@ -23,7 +23,7 @@ static const ZP__NAME(number_f) *ZP__NAME(load_f)(uint32_t dtype, float *buffer,
 	return buffer;
 }
 
-/* Where to write the floats that are passed to store_f() next: the array itself or, for a 16-bit type, `buffer`. */
+/* Where to write floats before store_f() is called: the array itself or, for a 16-bit type, `buffer`. */
 static ZP__NAME(number_f) *ZP__NAME(target_f)(uint32_t dtype, float *buffer, void *elements, size_t at)
 {
 	return dtype == ZP_FLOAT ? (ZP__NAME(number_f) *)elements + at : buffer;

@@ -5,10 +5,10 @@
  * Blocks have at most ZP__BLOCK_ELEMENTS_MAX elements. All loops are plain, so that the compiler can vectorise them, and
  * each element is computed independently: the result does not depend on the width of a register. */
 
-/* The bits of a ZP__RNAME(number), which like it need not be aligned. */
+/* The bits of a ZP__RNAME(number); like it, they need not be aligned. */
 typedef ZP__BITS ZP__RNAME(bits) __attribute__((aligned(1), may_alias));
 
-/* What a block's codes mean: number = (code - zero) * scale + low. */
+/* The meaning of a block's codes: number = (code - zero) * scale + low. */
 typedef struct {
 	ZP__REAL zero, scale, low;
 } ZP__RNAME(grid);
@@ -63,7 +63,7 @@ static ZP__RNAME(range) ZP__RNAME(range_of)(const ZP__RNAME(number) *x, size_t c
 typedef struct {
 	ZP__RNAME(grid) grid;
 	ZP__REAL unit;	  /* power of two by which numbers are multiplied first; 1 except in extreme blocks */
-	ZP__REAL inverse; /* 1 / scale, where unit is 1 */
+	ZP__REAL inverse; /* 1 / scale, if unit is 1 */
 	ZP__REAL least, most; /* bounds of the nearest integer to (number - low) / scale */
 	int32_t shift;	  /* added to that integer gives the code */
 } ZP__RNAME(coder);
@@ -95,7 +95,7 @@ static ZP__RNAME(coder) ZP__RNAME(coder_of)(const zp__code *code, ZP__REAL low, 
 		range = high * c.unit - low * c.unit;
 	c.inverse = range > 0 ? levels / range : 0;
 	c.grid.scale = range / levels / c.unit;
-	/* In a block of subnormals the rounding of the scale is coarse: round it up, since too small a scale would clamp. */
+	/* In a block of subnormals the scale is rounded coarsely: round up, since too small a scale would clamp. */
 	if (c.unit != 1 && c.grid.scale * c.unit * levels < range)
 		c.grid.scale += ZP__REAL_TINY;
 	c.grid.low = code->zero_point ? 0 : low;

@@ -7,10 +7,10 @@
  *                            parked                     ^ its attempt ended
  *                                              BODY ----+
  *
- * A turn receives at most one frame, and takes ZP__TURN_STEPS at most, so that the connections of a thread take turns:
- * a header can announce 4 GiB, and a record can have one byte. A body is received straight to its destination; the same
- * system call reads as much of the next header as has arrived. On an encrypted connection all of this sees decrypted,
- * verified bytes only (record.c). */
+ * A turn receives at most one frame, and takes at most ZP__TURN_STEPS steps, so that the connections of a thread take
+ * turns: a header can announce 4 GiB, and a record can have one byte. A body is received straight to its destination;
+ * the same system call reads as much of the next header as has arrived. On an encrypted connection these functions see
+ * only decrypted, verified bytes (record.c). */
 #include <assert.h>
 #include <errno.h>
 #include <sys/uio.h>
@@ -172,7 +172,7 @@ static int body_receive(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__receive *rx = &c->rx;
 	size_t rest = rx->frame.length - rx->have, taken = 0;
-	ssize_t n = 0; /* An empty body is accounted for, too. */
+	ssize_t n = 0; /* An empty body is also accounted for. */
 	if (rest) {
 		uint8_t *to = rx->body + rx->have;
 		bool last = rest <= ZP__RECEIVE_BYTES;
@@ -233,7 +233,7 @@ static int body_step(zp__connection *c)
 		zp__attempt_unpin(engine, attempt);
 	pthread_mutex_unlock(&engine->mutex);
 	if (early)
-		zp__early_replay(engine, rx->frame.id); /* It may have begun meanwhile. */
+		zp__early_replay(engine, rx->frame.id); /* The attempt may have begun meanwhile. */
 	return rc;
 }
 

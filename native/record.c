@@ -1,22 +1,23 @@
-/* The record layer of encrypted connections: the byte stream of a connection travels as records of an AEAD, below the
- * frames. Frames look the same on encrypted and plain connections, and unverified bytes never leave the buffer here.
+/* The record layer of encrypted connections, below the frames: it sends the byte stream of a connection as records of
+ * an AEAD. Frames look the same on encrypted and plain connections, and unverified bytes never leave the buffer here.
  *
  *   record   length of the plaintext (4 bytes), ciphertext, tag
  *   nonce    sequence number of the record on its connection and in its direction, from 0; each direction has its key
  *
  * A record that was changed, left out, repeated or reordered, or comes from the other direction or another connection,
  * fails verification, which ends the connection. So does one whose length was changed. A truncated stream leaves its
- * last frame incomplete. Records fit the CPU caches: each is verified and then copied to its destination while hot.
+ * last frame incomplete. Records fit the CPU caches: each is verified, then copied to its destination while it is
+ * there.
  *
- * After KEY_RECORDS records a key is replaced by its encryption of zeros under a nonce that no record uses (like REKEY
- * of the Noise protocol framework, revision 34, 4.2), far below the usage limits of the ciphers. Both ends count records
- * and so change keys at the same one.
+ * After KEY_RECORDS records, far below the usage limits of the ciphers, a key is replaced by its encryption of zeros
+ * under a nonce that no record uses (like REKEY of the Noise protocol framework, revision 34, 4.2). Both ends count
+ * records, so they change keys at the same record.
  *
  * Sending: bytes consumed from the caller are encrypted to `out` and count as sent, as if the kernel had them. `out` is
  * emptied before more is consumed, so that a slow connection holds back little more than its own frame.
  *
- * Everything here belongs to the connection's thread. The caller owns the functions of the cipher; they stay valid until
- * the process ends. */
+ * Everything here belongs to the connection's thread. The caller owns the functions of the cipher; they stay valid
+ * until the process ends. */
 #define _GNU_SOURCE
 #include "record.h"
 
@@ -273,7 +274,7 @@ ssize_t zp__record_receive(zp__connection *c, const struct iovec *iov, int count
 		rc = record_decrypt(layer);
 		layer->broken = rc < 0;
 		if (rc == 0)
-			rc = taken ? 0 : in_fill(c); /* Once in a call: records of one byte each take long. */
+			rc = taken ? 0 : in_fill(c); /* At most once per call: records of one byte each take long. */
 	}
 	return taken ? taken : rc < 0 ? rc : 0; /* After `taken` bytes the next call returns the error. */
 }

@@ -25,8 +25,8 @@ ssize_t zp__record_send(struct zp__connection *c, const struct iovec *iov, int c
 /* Sends the encrypted bytes that are buffered. 1: all sent; 0: the socket is full, and c->writable is false; -errno. */
 int zp__record_flush(struct zp__connection *c);
 
-/* Receives decrypted and verified bytes to `iov`: what is there, or else what comes next. Returns their number; 0: none
- * for now, possibly with c->readable still true or already false; -errno; -EBADMSG: a record failed verification. */
+/* Receives decrypted and verified bytes to `iov`: buffered ones, or else the next ones. Returns their number; 0: none
+ * for now, and c->readable may be true or false; -errno; -EBADMSG: a record failed verification. */
 ssize_t zp__record_receive(struct zp__connection *c, const struct iovec *iov, int count);
 
 #endif

@@ -1,7 +1,7 @@
-/* The kernels of one instruction set: see each_isa.h. No alignment is assumed; plain loops that the compiler vectorises
- * (`to` may be `a` or `b`, never shifted against them). Integers are added and multiplied unsigned, so they wrap. MAX
- * and MIN give a NaN where either side is one. Where both sides are NaN, or neither is, the CPU
- * chooses the bits of a NaN; shares.c replaces them where peers have to agree. */
+/* The kernels of one instruction set: see each_isa.h. Plain loops that the compiler vectorises (`to` may be `a` or `b`,
+ * never shifted against them); no alignment is assumed. Integers are added and multiplied unsigned, so they wrap. MAX
+ * and MIN give a NaN if either side is one. If both sides are NaN, or neither is, the CPU chooses the bits of a NaN;
+ * shares.c replaces them where peers have to agree. */
 
 #include "half.h"
 
@@ -52,7 +52,8 @@ typedef double ZP__NAME(f64) ZP__UNALIGNED;
 	}
 
 /* SUM: type of a wide element; integers are added unsigned, so that a wrong one from a peer wraps. They are divided as
- * doubles, exactly and much faster: a sum has 43 bits at most, and a quotient that is no integer is not rounded to one. */
+ * doubles, which is exact and much faster: a sum has at most 43 bits, so a fractional quotient is never rounded to an
+ * integer. */
 #define FOLD_KERNEL(NAME, TYPE, SUM, LOAD, OP)                                                                         \
 	static void ZP__NAME(NAME)(void *wide, const void *from, size_t count)                                         \
 	{                                                                                                              \
@@ -135,7 +136,7 @@ FOLD_MEAN_KERNEL(bf16, ZP__NAME(float_of_brain))
 			ZP__NAME(min_##TYPE)                                                                           \
 	}
 
-/* Of integers only the mean is made wide: their sums and products wrap to the same bits at any width. */
+/* For integers only the mean is computed wide: their sums and products wrap to the same bits at any width. */
 #define WIDE_OF(TYPE, SUM, PROD, MEAN)                                                                                 \
 	{                                                                                                              \
 		ZP__NAME(widen_##TYPE), {SUM, ZP__NAME(fold_sum_##TYPE), PROD}, MEAN, ZP__NAME(narrow_##TYPE),         \

@@ -7,11 +7,11 @@
  *        free <--- the other end's FINAL_ACK is here: frames beyond its ---  closed
  *                  number are queued again
  *
- * Frames of one connection arrive in order, so one number describes them all. The number in a FINAL_ACK is final because
- * the connection is closed before it is made. An end retransmits only after the other end's FINAL_ACK has come, and by
- * then the other end has discarded the frame that it had received in part: so no frame arrives twice. A FINAL_ACK may go
- * over any live connection. If that connection is lost as well the FINAL_ACK is sent again at once, because otherwise
- * two lost connections could wait for each other; a repeated FINAL_ACK is ignored.
+ * Frames of one connection arrive in order, so one number describes them all. The number in a FINAL_ACK is final
+ * because the connection is closed before it is made. An end retransmits only after the other end's FINAL_ACK has come,
+ * and by then the other end has discarded the frame that it had received in part: so no frame arrives twice. A
+ * FINAL_ACK may go over any live connection. If that connection is lost as well the FINAL_ACK is sent again at once,
+ * because otherwise two lost connections could wait for each other; a repeated FINAL_ACK is ignored.
  *
  * A sender must keep what it may have to retransmit. For frames of an attempt this costs nothing: their bytes stay in
  * the tensor until the attempt ends. Only a reduce-scatter frame is overwritten earlier, by the all-gather frame of its
@@ -24,9 +24,9 @@
  * one generation at a time is known to one end only. If it is lost before the other end has added it, the other end
  * answers the FINAL_ACK with one that reports zero frames.
  *
- * A peer that reports false numbers only loses frames of its own or gets them twice. The number of retransmissions is
- * bounded (ZP__RESENDS_PER_SLOT_MAX), and so is that of frames that arrive in part. Everything here expects the lock
- * held. */
+ * A peer that reports false numbers only loses its own frames or gets them twice. The number of retransmissions is
+ * bounded (ZP__RESENDS_PER_SLOT_MAX), and so is the number of frames that arrive in part. Everything here expects the
+ * lock held. */
 #include <errno.h>
 #include <string.h>
 
@@ -161,7 +161,7 @@ static void acknowledge(zp__connection *c, uint64_t frames)
 	}
 }
 
-/* Counts a frame of an attempt that is to be sent again, from here or to here. False: there were too many. */
+/* Counts a frame of an attempt that must be sent again, by us or to us. False: there were too many. */
 static bool may_come_again(zp__attempt *attempt)
 {
 	return attempt->resent_frames++ < ZP__RESENDS_PER_SLOT_MAX * attempt->layout.slot_count + ZP__RESENDS_MIN;
@@ -187,7 +187,7 @@ static bool resend(zp__link *link, zp__flow *flow, zp__list *frame, bool had_lef
 	return true;
 }
 
-/* Queues the frames of a flow again that `c` has sent and the other end has not received. */
+/* Queues again the frames of a flow that `c` has sent and the other end has not received. */
 static void flow_retransmit(zp__connection *c, zp__flow *flow)
 {
 	zp__list *sent = &flow->sent[c->index];
@@ -310,7 +310,7 @@ enum zp__verdict zp__retransmit_admit(zp__connection *c)
 		return ZP__DROP;
 	if (frame->kind == ZP__FINAL_ACK)
 		return final_ack_admit(about, (uint32_t)frame->id, frame->offset);
-	if (frame->id == about->retransmit.generation) /* Else a newer generation has overtaken it. */
+	if (frame->id == about->retransmit.generation) /* Otherwise a newer generation has overtaken it. */
 		acknowledge(about, frame->offset);
 	return ZP__DROP;
 }
@@ -327,13 +327,13 @@ int zp__retransmit_may_add(const zp__connection *c, uint32_t generation)
 void zp__retransmit_added(zp__connection *c, uint32_t generation)
 {
 	zp__retransmit *s = &c->retransmit;
-	control_forget(&s->final_ack); /* The other end has received it, else it could not have added this connection. */
+	control_forget(&s->final_ack); /* The other end has received it: only then could it add this one. */
 	s->generation = generation;
 	s->tx_frames = s->rx_frames = s->acknowledged = s->final_ack_frames = 0;
 	s->final_ack_received = s->has_messages = false;
 }
 
-/* The link is lost: nothing is retransmitted any more. */
+/* The link is lost: from now on nothing is retransmitted. */
 void zp__retransmit_discard(zp__link *link)
 {
 	for (uint32_t i = 0; i < link->connection_count; i++) {

@@ -1,4 +1,4 @@
-/* What is kept of a connection to retransmit its frames once it is lost; see retransmit.c. */
+/* The state of a connection that is needed to retransmit its frames once it is lost; see retransmit.c. */
 #ifndef ZP_RETRANSMIT_H
 #define ZP_RETRANSMIT_H
 
@@ -25,13 +25,13 @@ typedef struct {
 /* Frame counts of a connection, and the state of retransmission after it is lost. Owned by retransmit.c. */
 typedef struct {
 	uint32_t generation;	   /* of the open connection, or of the last one */
-	uint32_t generation_spent; /* greatest generation that only the other end has added */
+	uint32_t generation_spent; /* greatest generation that the other end has added and this end never has */
 	uint64_t tx_frames, rx_frames; /* sent and received completely in this generation */
 	uint64_t acknowledged;	   /* frames sent that the other end has acknowledged */
 	bool closed;		   /* closed at this end; the other end's FINAL_ACK is missing */
 	bool final_ack_received;   /* the other end has closed it, after it received `final_ack_frames` */
 	uint64_t final_ack_frames;
-	bool has_messages;     /* it has received messages, which the other end wants to have acknowledged */
+	bool has_messages;     /* it has received messages, so the other end needs ACKs */
 	zp__control final_ack; /* ours for this connection: queued, in `carried` of the connection that sent it, or in no list */
 	zp__control ack;       /* queued, or in no list */
 	zp__list carried;      /* FINAL_ACKs for other connections that were sent on this one */

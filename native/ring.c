@@ -17,24 +17,24 @@
  * broadcast have the second only: a chunk starts as its owner's input, copied to the output just before it is sent. In
  * these three the plan names the owners, so that rows and parts do not depend on the order of the ring.
  *
- * AVG. The sum of all shares may overflow its type where their mean does not. What travels is therefore
+ * AVG. The sum of all shares may overflow although their mean does not. So a reduce-scatter frame carries
  *   float, double, 64-bit integers     the sum, which the owner divides
  *   16-bit floats                      the mean of the shares so far
- *   narrower integers, two peers       nothing: the owner has both shares
+ *   narrower integers, two peers       no sum: the owner has both shares
  *   narrower integers, more peers      the sum in a wider type (layout.sum_itemsize): it is exact, and the owner divides it
  *
- * In place with restore, the old bytes of the output are saved to the workspace before they are overwritten, at a time
- * when they are in the cache anyway: for our own chunk when it is sent, for others when our share is added. Quantised:
- * when the result is dequantised. Broadcast, and wide sums: before a result is received or made.
+ * In place with restore, the old bytes of the output are saved to the workspace before they are overwritten, when they
+ * are in the cache anyway: for our own chunk when it is sent, for other chunks when our share is added. Quantised: when
+ * the result is dequantised. Broadcast, and wide sums: before a result is received or made.
  *
  * Memory beyond the caller's. In place: one frame per connection and, with restore, the size of the tensor. Quantised:
  * the wire size of the whole tensor, about 1/4 of FLOAT, 1/2 of the 16-bit types and 1/8 of DOUBLE, and, in place with
- * restore, the workspace. Scatter: the chunks that pass through, (N-2)/N of the tensor. Wide sums: two or four times the
- * tensor.
+ * restore, the workspace. Scatter: the chunks that pass through, (N-2)/N of the tensor. Wide sums: two or four times
+ * the tensor.
  *
- * The second frame (all-gather) of a slot overwrites the first (reduce-scatter) only after that was sent, since the data
- * travels around the ring in between. A frame that comes earlier waits; only a faulty peer or a scheduling race of some
- * microseconds causes that. So receiving never waits for sending, and the ring cannot deadlock.
+ * The second frame (all-gather) of a slot overwrites the first one (reduce-scatter) only after the first was sent,
+ * since the data travels around the ring in between. A frame that comes earlier waits; only a faulty peer or a
+ * scheduling race of some microseconds causes that. So receiving never waits for sending, and the ring cannot deadlock.
  *
  * The functions marked "pinned" work on the memory of slots without the lock: one thread at a time owns a slot, from
  * admission to zp__link_offer() and from frame_take() to ring_sent(). */
@@ -49,7 +49,7 @@ static bool owns(const zp__attempt *attempt, uint32_t chunk)
 	return zp__chunk_owner(&attempt->layout, chunk) == attempt->layout.rank;
 }
 
-/* Where a partial sum is computed and sent on from. */
+/* Where a partial sum is computed, and from where it is sent on. */
 static uint8_t *partial_at(const zp__attempt *attempt, const zp__span *span)
 {
 	bool aside = attempt->mode == ZP__SCATTER && !owns(attempt, span->chunk);
@@ -170,14 +170,14 @@ static int ring_make_room(zp__receive *rx)
 	return 0;
 }
 
-/* Number of the shares in a frame of this chunk once ours is added. */
+/* Number of shares in a frame of this chunk once ours is added. */
 static uint32_t shares_so_far(const zp__layout *l, uint32_t chunk)
 {
 	return (l->rank + l->world_size - zp__chunk_start(l, chunk)) % l->world_size + 1;
 }
 
-/* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes, computes the sum or mean, and
- * its checksum, which it returns: 0 if it is not needed. */
+/* Adds our share to a received frame, in pieces that stay in the cache: saves the old bytes and computes the sum or
+ * mean. Returns its checksum, or 0 if that is not needed. */
 static uint64_t share_add(zp__attempt *attempt, zp__slot *slot, const zp__span *span, const uint8_t *landed,
 			  bool owned)
 {

@@ -1,18 +1,18 @@
-/* Many shares reduced to one, in pieces that stay in the cache. Pinned: the caller owns the memory of the slot. */
+/* Reduces many shares to one, in pieces that stay in the cache. Pinned: the caller owns the memory of the slot. */
 #include "buffers.h"
 
-/* NULL: nothing is gained by making elements wide. The sum of two is rounded once all the same. */
+/* NULL: widening gains nothing, as for the sum of two, which is rounded once in any case. */
 static const zp__wide_kernels *wide_kernels_of(const zp_reduce_plan *plan, const zp__join *join)
 {
 	const zp__wide_kernels *wide = &zp__reduce_kernels_of(zp__isa_best())->wide[plan->dtype];
 	return wide->fold[plan->op] && (join->count > 2 || join->divisor > 1) ? wide : NULL;
 }
 
-/* As piece_join, with elements made wide: rounded once, when the result is stored. */
+/* Like piece_join(), with widened elements: rounded once, when the result is stored. */
 static void piece_join_wide(const zp__attempt *attempt, const zp__join *join, uint8_t *result, const uint8_t *own,
 			    uint8_t *shares, size_t at, size_t count)
 {
-	uint32_t sums[ZP__WIDE_PIECE_BYTES]; /* 4 bytes of sum for each of element, at most */
+	uint32_t sums[ZP__WIDE_PIECE_BYTES]; /* at most 4 bytes of sum for each byte of an element */
 	const zp__wide_kernels *wide = wide_kernels_of(&attempt->plan, join);
 	for (uint32_t i = 0; i < join->count; i++) {
 		uint32_t other = i - (i > join->place);
@@ -55,7 +55,8 @@ static void piece_join(const zp__attempt *attempt, const zp__join *join, uint8_t
 		memcpy(p + i * sizeof bits, &bits, sizeof bits);                                                       \
 	}
 
-/* Which of two NaNs a sum is, and the sign of a new one, differ between CPUs, instruction sets and compilers. */
+/* Gives all NaNs one bit pattern: which of two NaNs a sum becomes, and the sign of a new one, differ between CPUs,
+ * instruction sets and compilers. */
 static void nans_replace(uint32_t dtype, uint8_t *p, size_t count)
 {
 	if (dtype == ZP_FLOAT16)

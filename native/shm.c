@@ -1,20 +1,21 @@
-/* Shared memory that carries the bytes of a connection within a host: one ring for each direction. The socket, a Unix-domain
- * one, passes the memory and wakes; that it ends is the end of the stream.
+/* Shared memory that carries the bytes of a connection within a host: one ring for each direction. The socket is a
+ * Unix-domain one: it passes the memory and wakes the other end, and the stream ends when it ends.
  *
- *   written, read     bytes since the connection began; what is between them is in the ring, at their value modulo its size
+ *   written, read     bytes since the connection began; those between them are in the ring, at value modulo its size
  *   reader_waits      the reader found the ring empty and wants to be woken
  *   writer_waits      the writer found it full and wants to be woken, once half of it is free
  *
- * Each end makes the ring that it writes, and passes it with the first byte that it sends on the socket. A later byte wakes:
- * look at both rings. Who finds a ring empty or full says so in it, looks once more, and reads the socket until that is empty,
- * so that the next byte is an edge. The other end moves its position first and looks for who waits then. All of these are
- * sequentially consistent, so one of the two sees the other. A byte for which the socket has no room is not needed:
- * there are others that the other end has not read.
+ * Each end makes the ring that it writes, and passes it with the first byte that it sends on the socket. Every later
+ * byte is a wakeup: look at both rings. An end that finds a ring empty or full sets its flag in the ring, looks once
+ * more, and reads the socket until it is empty, so that the next byte is an edge. The other end first moves its
+ * position and then reads the flag. All these accesses are sequentially consistent, so at least one of the two ends
+ * sees the other's write. If the socket has no room for a wakeup, none is needed: the other end has unread bytes there.
  *
- * The other process may write anything to either ring at any time. So each end keeps the position that it moves to itself, takes
- * from the ring that of the other end only, and checks it against the size. What is received is copied out before
- * anybody looks at it. The memory is sealed: it does not shrink below the one who reads it, and is no file or huge page that
- * could run out when it is touched. It is not inherited by children of a fork, except one that is made while it arrives.
+ * The other process may write anything to either ring at any time. So each end keeps its own position outside the ring,
+ * takes only the other end's position from the ring, and checks it against the size. Received bytes are copied out
+ * before anybody looks at them. The memory is sealed: it cannot shrink under its reader, and it is not a file or a huge
+ * page, which could run out when it is touched. Forked children do not inherit it, except one that is forked while it
+ * arrives.
  *
  * Everything but zp__shm_open() and zp__shm_close() belongs to the connection's thread. */
 #define _GNU_SOURCE
@@ -46,7 +47,7 @@ struct zp__shm {
 	ring *out;		/* constant */
 	ring *in;		/* NULL until the other end has passed it */
 	uint64_t written, read; /* positions of this end */
-	uint64_t published;	/* of what is written, known to the other end */
+	uint64_t published;	/* position up to which the other end knows what is written */
 };
 
 #ifdef ZP_POLL
@@ -86,7 +87,7 @@ ssize_t zp__shm_receive(zp__connection *c, const struct iovec *iov, int count)
 #endif
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define PIECE_BYTES (64u << 10) /* copied at a time: the other end may begin with it */
-/* Bytes without a reason that may follow each other on the socket; a few come late, when what they tell has been seen. */
+/* Wakeups without a reason that may follow each other; a few come late, when their reason has been seen already. */
 #define IDLE_WAKES_MAX 16
 
 typedef union {
@@ -104,7 +105,7 @@ static int ring_map(int memory, ring **to)
 	return 0;
 }
 
-/* Memory that nobody executes: later kernels may be set to give no other, and earlier ones do not know the flag. */
+/* Memory that nobody can execute: later kernels may be set to give no other, and earlier ones do not know the flag. */
 static int memory_new(void)
 {
 	int memory = memfd_create("zpccl", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
@@ -122,7 +123,7 @@ static int memory_pass(int fd, int memory)
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 	ssize_t n;
-	do /* It fits: the other end has read what was sent before. */
+	do /* It fits: the other end has read all earlier bytes. */
 		n = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (n < 0 && errno == EINTR);
 	return n < 0 ? -errno : 0;
@@ -166,7 +167,7 @@ void zp__shm_close(zp__shm *shm)
 	free(shm);
 }
 
-/* Maps the ring of the other end. Huge pages are out: they would not have this size. */
+/* Maps the ring of the other end. Its size excludes huge pages. */
 static int memory_take(zp__shm *shm, int memory)
 {
 	struct stat status;
@@ -180,7 +181,8 @@ static int memory_take(zp__shm *shm, int memory)
 	return ring_map(memory, &shm->in);
 }
 
-/* Reads the socket, on which the other end wakes and passes its memory. 1: it did; -EAGAIN: it did not; -ECONNRESET: it is gone. */
+/* Reads the socket, on which the other end sends wakeups and its memory. 1: something came; -EAGAIN: nothing;
+ * -ECONNRESET: the other end is gone. */
 static int woken(zp__connection *c)
 {
 	passed control;
@@ -189,7 +191,7 @@ static int woken(zp__connection *c)
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
 	ssize_t n;
-	do /* There is space for one descriptor: the kernel drops others. */
+	do /* There is space for one descriptor: the kernel drops more. */
 		n = recvmsg(c->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
 	if (n <= 0)
@@ -207,8 +209,8 @@ static int woken(zp__connection *c)
 	return rc < 0 ? rc : 1;
 }
 
-/* Wakes the other end if it waits for what this one has just done. Where that fails the connection ends: what has been
- * written counts as sent all the same, because the other end may have read it. */
+/* Wakes the other end if it waits for what this end has just done. If that fails the connection ends, and no error is
+ * returned: the written bytes must count as sent, because the other end may have read them. */
 static void wake(zp__connection *c, _Atomic uint32_t *waits)
 {
 	if (!atomic_load(waits) || !atomic_exchange(waits, 0))
@@ -221,7 +223,7 @@ static void wake(zp__connection *c, _Atomic uint32_t *waits)
 		shutdown(c->fd, SHUT_RDWR);
 }
 
-/* Shows the other end what is written. */
+/* Makes the written bytes visible to the other end. */
 static void publish(zp__connection *c)
 {
 	zp__shm *shm = c->shm;
@@ -232,7 +234,7 @@ static void publish(zp__connection *c)
 	wake(c, &shm->out->reader_waits);
 }
 
-/* Bytes that may be written or, if there is no room, -EAGAIN; -errno. */
+/* Number of bytes that may be written; -EAGAIN: there is no room; -errno. */
 static ssize_t room(zp__connection *c)
 {
 	zp__shm *shm = c->shm;
@@ -247,13 +249,13 @@ static ssize_t room(zp__connection *c)
 		int rc = atomic_load(&shm->out->read) == shm->written - used ? woken(c) : 0;
 		if (rc < 0)
 			return rc;
-		if (rc > 0) /* The byte may have told of something to receive. */
+		if (rc > 0) /* The wakeup may mean that there is something to receive. */
 			zp__connection_ready(c, true, true, false);
 	}
 	return -EPROTO;
 }
 
-/* Bytes that may be read or, if there are none, -EAGAIN; -errno. */
+/* Number of bytes that may be read; -EAGAIN: there are none; -errno. */
 static ssize_t available(zp__connection *c)
 {
 	zp__shm *shm = c->shm;
@@ -270,12 +272,12 @@ static ssize_t available(zp__connection *c)
 			rc = 0; /* The last bytes came between the two looks. */
 		if (rc < 0)
 			return rc;
-		c->writable |= rc > 0; /* The byte may have told of room; the turn goes on with sending. */
+		c->writable |= rc > 0; /* The wakeup may mean that there is room; the turn goes on with sending. */
 	}
 	return -EPROTO;
 }
 
-/* How much to copy at once: of a piece of the caller's, of what the ring has from `position` on. */
+/* How many bytes to copy at once: no more than the caller's piece has, and the ring from `position` to its end. */
 static size_t stretch(const zp__pieces *pieces, ssize_t in_ring, uint64_t position)
 {
 	size_t bytes = zp__piece_bytes(pieces), to_end = ZP__SHM_RING_BYTES - position % ZP__SHM_RING_BYTES;
@@ -299,7 +301,8 @@ ssize_t zp__shm_send(zp__connection *c, const struct iovec *iov, int count)
 			publish(c);
 	}
 	publish(c);
-	/* An error may be told only once, so it is not left for the next call. What was written is of an incomplete frame. */
+	/* An error may be reported only once, so it is not left for the next call. The bytes written are an incomplete
+	 * frame. */
 	return sent && (free_bytes > 0 || free_bytes == -EAGAIN) ? sent : free_bytes;
 }
 

@@ -20,7 +20,7 @@
 /* Bound on unsent bytes in the kernel (TCP_NOTSENT_LOWAT): a slow connection delays little more than its own frame. */
 #define UNSENT_BYTES_MAX (512 << 10)
 
-/* True if both ends are on this host: of a Unix-domain socket, or if both have the same address. */
+/* True if both ends are on this host: it is a Unix-domain socket, or both ends have the same address. */
 bool zp__sock_is_local(int fd)
 {
 	struct sockaddr_storage own, other;
@@ -49,9 +49,9 @@ static void choose_congestion_control(int fd)
 
 /* Makes the kernel close an idle connection whose other end does not answer keep-alive probes for `timeout_ms`.
  *
- * TCP_USER_TIMEOUT would cover connections with data in flight, too, but is not used: it also closes connections whose
- * other end answers but has not read anything for that long, because it is stopped or does not know the attempt of the
- * next frame yet. zp__links_check() can tell these cases apart. */
+ * TCP_USER_TIMEOUT would also cover connections with data in flight, but is not used: it closes connections whose other
+ * end answers but has not read anything for that long, because it is stopped or does not know the attempt of the next
+ * frame yet. zp__links_check() can tell these cases apart. */
 static void keep_alive(int fd, uint32_t timeout_ms)
 {
 	uint32_t probes = 3, idle_s = timeout_ms / 2000, interval_s = timeout_ms / 2000 / probes;
@@ -114,15 +114,15 @@ static bool is_unix(int fd)
 	return getsockname(fd, (struct sockaddr *)&own, &length) == 0 && own.ss_family == AF_UNIX;
 }
 
-/* True if TCP acknowledgements are outstanding. Of a Unix-domain socket the kernel would count what was not read. */
+/* True if TCP acknowledgements are outstanding. For a Unix-domain socket the kernel would count unread bytes. */
 bool zp__sock_has_unsent(int fd)
 {
 	int bytes = 0;
 	return !is_unix(fd) && ioctl(fd, SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
-/* Milliseconds since the last TCP acknowledgement, if one is outstanding; else, or if the socket is not TCP, 0. If the
- * receive window of the other end is closed only window probes are in flight, and it answers each of them. */
+/* Milliseconds since the last TCP acknowledgement, if one is outstanding; 0 otherwise, or if the socket is not TCP. If
+ * the receive window of the other end is closed, only window probes are in flight, and it answers each of them. */
 uint64_t zp__sock_silence_ms(int fd)
 {
 	struct tcp_info info = {0};
@@ -133,7 +133,7 @@ uint64_t zp__sock_silence_ms(int fd)
 	return info.tcpi_last_ack_recv;
 }
 
-/* False: the socket is not TCP, or the kernel counts less than this. */
+/* Reads TCP's counters. False: the socket is not TCP, or the kernel lacks some of them. */
 bool zp__sock_flow_of(int fd, zp__sock_flow *flow)
 {
 	struct tcp_info info = {0};

@@ -8,13 +8,13 @@
 
 struct iovec;
 
-/* What TCP has sent on a connection. */
+/* TCP's counters of a connection. */
 typedef struct {
 	uint64_t acked_bytes;
-	uint64_t busy_us;	/* while it had data to send, or to be acknowledged */
-	uint32_t round_trip_us; /* least of late; UINT32_MAX: not known */
+	uint64_t busy_us;	/* time with data to send, or not acknowledged */
+	uint32_t round_trip_us; /* minimum of the recent ones; UINT32_MAX: not known */
 	uint32_t smoothed_us;	/* that of the last packets */
-	bool limited;		/* at its last sample, it had all the time more to send than the path took */
+	bool limited;		/* at its last sample, it always had more to send than the path took */
 } zp__sock_flow;
 
 int zp__sock_prepare(int fd, uint32_t path_timeout_ms);

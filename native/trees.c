@@ -1,19 +1,22 @@
-/* Lanes of trees of one attempt. Each lane of an all-reduce reduces its part of the tensor up a tree of all ranks and sends
- * the result down it, slot by slot:
+/* Lanes of trees of one attempt. Each lane of an all-reduce reduces its part of the tensor up a tree of all ranks and
+ * sends the result down it, slot by slot:
  *
  *   a leaf    sends its share of a slot to its parent (a reduce-scatter frame);
- *   others    wait for the shares of all their children and reduce them and their own input, in order of rank, so that the
- *             result does not depend on the order of arrival. That makes their share, which they send to their parent;
- *   the root  makes the result in that way, and sends it to its children (all-gather frames), who forward it verbatim.
+ *   others    wait for the shares of all their children, and reduce these and their own input in order of rank, so that
+ *             the result does not depend on the order of arrival. That makes their share, which they send to their
+ *             parent;
+ *   the root  makes the result in the same way, and sends it to its children (all-gather frames), which forward it
+ *             unchanged.
  *
- * The thread that receives the last share of a slot reduces the slot. The direct exchange is the case of one star for each
- * rank, all of the same length: rank j is the parent of all others in lane j. That takes two hops, for any number of ranks,
- * and two roundings where the tensor is quantised.
+ * The thread that receives the last share of a slot reduces the slot. The direct exchange is the case of one star for
+ * each rank, all of the same length: rank j is the parent of all others in lane j. That takes two hops, for any number
+ * of ranks, and two roundings if the tensor is quantised.
  *
- * Other collectives have one of the two phases alone: a reduce-scatter sums a part up to its owner, an all-gather sends a row
- * down from its owner, a broadcast the whole tensor. The frames of the other phase have no bodies, but come all the same:
- * what they prove (see below) holds for all collectives. The root of a lane that does not reduce copies its input to the
- * output once all others have asked for it by such a share. Where no results are sent the output of others is not touched.
+ * Other collectives have only one of the two phases: a reduce-scatter sums a part up to its owner, an all-gather sends
+ * a row down from its owner, a broadcast sends the whole tensor down. The frames of the other phase are sent all the
+ * same, without bodies, so that the proofs below hold for all collectives. In a lane that does not reduce, the root
+ * copies its input to the output once all others have asked for it with such an empty share. In a lane without results,
+ * only the root writes its output.
  *
  *   mode              | shares are    | the share of an inner rank   | a result
  *                     | received in   | is made in, and sent from    |
@@ -26,33 +29,36 @@
  *
  * AVG. A share that has been reduced is
  *   float, double, 64-bit integers, quantised     the sum, which the root divides
- *   16-bit floats                                 the mean of the inputs in it, which counts as so many: no sum overflows
- *   narrower integers                             nothing: neither has room, so only stars are legal (lanes.c)
+ *   16-bit floats                                 the mean of its inputs, whose number is its weight: no sum overflows
+ *   narrower integers                             never sent: a sum does not fit, a mean is too coarse; so only stars
+ *                                                 are legal (lanes.c)
  *
- * The window. Besides the workspace an attempt needs buffers for a window of slots of each lane, on no rank more than
- * ZP__TREES_WINDOW_BYTES whatever the size of the tensor, and the slots themselves. The window of a lane is in proportion to
- * its length, so that no lane is held back more than another. All ranks compute the same windows from the same plan. A leaf
- * queues the shares of the first `window` slots; each result of slot s that it receives lets it queue the share of slot
- * s + window. Others need no such rule: what is in a share is no further than the slowest leaf below. Therefore, when the
- * share of slot s + window arrives from a child,
- *   - that child has received the result of slot s, which all leaves below it have got through it. It came from here and,
- *     unless we are the root, from our parent, who has our share of slot s. Hence the buffer of the child's share of slot s
- *     may be overwritten: what was there was reduced, and our own share, if it was made there, has arrived;
+ * The window. Besides the workspace and the slots themselves, an attempt needs buffers for a window of slots of each
+ * lane: at most ZP__TREES_WINDOW_BYTES on any rank, whatever the size of the tensor. The window of a lane is in
+ * proportion to its length, so that no lane is held back more than another. All ranks compute the same windows from the
+ * same plan. A leaf queues the shares of the first `window` slots; each result of slot s that it receives lets it queue
+ * the share of slot s + window. Inner ranks need no such rule: their shares are never ahead of the slowest leaf below
+ * them. Therefore, when the share of slot s + window arrives from a child,
+ *   - that child has received the result of slot s, because all leaves below it got the result through it. The child
+ *     got it from us, and we, unless we are the root, from our parent, which must have had our share of slot s. Hence
+ *     the buffer of the child's share of slot s may be overwritten: its bytes were reduced, and our own share, if it
+ *     was made there, has arrived;
  * and when the shares of slot s + window have arrived from all children,
  *   - all of them have received the result of slot s: its buffer in `wire` may be overwritten.
- * In `wire`, the result of a slot overwrites our share of it, which it contains and which has therefore arrived; and the share
- * of a leaf overwrites a result that it has dequantised before it queued that share.
+ * In `wire`, the result of a slot overwrites our share of it: the result contains the share, which has therefore
+ * arrived. The share of a leaf overwrites a result, which the leaf dequantised before it queued that share.
  *
  * Why it cannot deadlock. No frame on a connection waits for another frame, of its own or of another attempt: by the
- * rule above there is a free buffer for each share that arrives, and for each result, because our share of its slot was
- * sent. (The sending thread may not have recorded that yet; then the frame waits some microseconds for that thread,
- * which waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c.) So every queued
- * frame reaches its receiver. Leaves queue their shares of slots below `window` at the start, and the share of slot s when the
- * result of slot s - window has arrived: by induction over slots, and in a slot from the leaves up and from the root down, all
- * shares and results arrive.
+ * rules above there is a free buffer for each share that arrives, and for each result, because our share of its slot
+ * was sent. (If the sending thread has not recorded that yet, the frame waits some microseconds for that thread, which
+ * waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c.) So every queued
+ * frame reaches its receiver. Leaves queue their shares of slots below `window` at the start, and the share of slot s
+ * when the result of slot s - window has arrived. By induction over slots, and within a slot from the leaves up and
+ * from the root down, all shares and results arrive.
  *
- * A buffer is overwritten only after what was sent from it has arrived: a result proves that the share arrived, and a
- * share one window later proves that the result arrived. So every frame that may not have arrived can be retransmitted.
+ * A buffer is overwritten only after the frame that was sent from it has arrived: a result proves that the share
+ * arrived, and a share one window later proves that the result arrived. So every frame that may not have arrived can be
+ * sent again.
  *
  * The functions marked "pinned" work on the memory of slots without the lock: by the same rules only one thread at a
  * time uses a buffer. */
@@ -64,7 +70,7 @@
 
 #define NO_PARENT UINT32_MAX
 
-static uint8_t no_bytes[1]; /* Of an empty frame. Nobody reads or writes it. */
+static uint8_t no_bytes[1]; /* The body of an empty frame. Nobody reads or writes it. */
 
 /* Our part in the tree of a lane. */
 struct zp__tree {
@@ -73,7 +79,7 @@ struct zp__tree {
 	const uint32_t *children; /* their numbers, in order of rank */
 	zp__join join;
 	uint64_t window; /* slots of the lane that are in flight at the same time */
-	/* Where what is of this lane begins: in copies; in buffers of shares; in buffers of `wire`. */
+	/* Index of this lane's first copy, first buffer in `shares` and first buffer in `wire`. */
 	uint64_t first_copy, first_share, first_wire;
 };
 
@@ -132,7 +138,7 @@ static uint8_t *wire_at(const zp__attempt *attempt, const zp__tree *tree, uint64
 	return attempt->wire.memory + (tree->first_wire + number % tree->window) * attempt->layout.wire_stride;
 }
 
-/* Where a result is received, and sent from. */
+/* Where a result is received, and from where it is sent. */
 static uint8_t *result_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number, const zp__span *span)
 {
 	if (!attempt->layout.gathers)
@@ -140,7 +146,7 @@ static uint8_t *result_at(const zp__attempt *attempt, const zp__tree *tree, uint
 	return attempt->quantised ? wire_at(attempt, tree, number) : output_at(attempt, span);
 }
 
-/* Where a share is that was made of those of children. */
+/* Where our share is made from the children's shares, and from where it is sent. */
 static uint8_t *partial_at(const zp__attempt *attempt, const zp__tree *tree, uint64_t number)
 {
 	return attempt->quantised ? wire_at(attempt, tree, number) : share_at(attempt, tree, number, 0);
@@ -148,7 +154,8 @@ static uint8_t *partial_at(const zp__attempt *attempt, const zp__tree *tree, uin
 
 /* --- Start -------------------------------------------------------------------------------------------------------- */
 
-/* Sets what of a tree does not depend on slots; numbers of children and inputs go to `numbers`. Returns the end of them. */
+/* Sets the fields of a tree that do not depend on slots. Writes the numbers of children and inputs to `numbers`, and
+ * returns the end of them. */
 static uint32_t *tree_make(const zp__attempt *attempt, zp__tree *tree, uint32_t lane, uint32_t *numbers)
 {
 	const zp_reduce_plan *plan = &attempt->plan;
@@ -215,7 +222,7 @@ static int trees_allocate(zp__attempt *attempt)
 		if (!slots)
 			continue;
 		numbers = tree_make(attempt, tree, lane, numbers);
-		/* One slot, and a share of the rest of the room: on no rank more than `room` (layout_make). */
+		/* One slot, and a share of the remaining room: at most `room` on any rank (layout_make). */
 		uint64_t window = 1 + elements * (room - need.buffers) / need.elements;
 		tree->window = window < slots ? window : slots;
 		tree->first_copy = attempt->copy_count;
@@ -249,7 +256,7 @@ static void share_offer(zp__attempt *attempt, uint32_t lane, uint64_t number)
 static void result_offer(zp__attempt *attempt, const zp__tree *tree, uint64_t number)
 {
 	for (uint32_t i = 0; i < tree->child_count; i++) {
-		/* Start with the next rank: if all started with the first, it would be sent everything at once. */
+		/* Start with the next rank: if all started with the first, it would get everything at once. */
 		uint32_t child = (tree->join.place + i) % tree->child_count;
 		offer(attempt, tree->children[child], copy_of(attempt, tree, number, child), ZP__ALL_GATHER);
 	}
@@ -265,7 +272,7 @@ static void trees_start(zp__attempt *attempt)
 		longest = tree->window > longest ? tree->window : longest;
 	}
 	attempt->tx_remaining = attempt->rx_remaining;
-	for (uint64_t number = 0; number < longest; number++) /* All lanes begin, also where they share a link. */
+	for (uint64_t number = 0; number < longest; number++) /* All lanes begin, even if they share a link. */
 		for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++)
 			if (!attempt->trees[lane].child_count && number < attempt->trees[lane].window)
 				share_offer(attempt, lane, number);
@@ -330,7 +337,7 @@ static int trees_make_room(zp__receive *rx)
 	return 0;
 }
 
-/* The same for a lane that does not reduce: the root's input is the result, others have nothing to add. */
+/* slot_join() for a lane that does not reduce: the root's input is the result; others have nothing to add. */
 static uint64_t slot_take(zp__attempt *attempt, const zp__span *span, bool is_result)
 {
 	if (!is_result)
@@ -342,8 +349,8 @@ static uint64_t slot_take(zp__attempt *attempt, const zp__span *span, bool is_re
 	return zp__checksum_of(output, bytes);
 }
 
-/* Reduces a slot whose shares have all arrived. Returns the checksum of the frames that carry what is made of them; of a
- * result, sets `result_checksum` to that of its bytes in the output. */
+/* Reduces a slot whose shares have all arrived. Returns the checksum of the frames that carry the reduced share or
+ * result. For a result, sets `result_checksum` to the checksum of its bytes in the output. */
 static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *span, uint64_t *result_checksum)
 {
 	const zp__tree *tree = &attempt->trees[span->chunk];
@@ -370,7 +377,7 @@ static uint64_t slot_join(zp__attempt *attempt, zp__slot *slot, const zp__span *
 	return is_result && !attempt->layout.gathers ? zp__checksum_of(no_bytes, 0) : *result_checksum;
 }
 
-/* Lock held. A result is there. Of a reduce-scatter it is nobody else's. */
+/* Lock held. Adds a result to the digest; not in a reduce-scatter, where no other peer has it. */
 static void digest_add(zp__attempt *attempt, const zp__slot *slot, uint64_t checksum)
 {
 	if (attempt->layout.gathers)

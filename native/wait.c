@@ -1,9 +1,9 @@
-/* What a thread waits for: its connections, and others that wake it. There are two implementations. On Linux it is an
- * edge-triggered epoll, and eventfds wake. Elsewhere, or with ZP_POLL, it is poll(), and pipes wake.
+/* A thread waits for its connections and for wakeups from other threads. There are two implementations: on Linux an
+ * edge-triggered epoll and eventfds; elsewhere, or with ZP_POLL, poll() and pipes.
  *
- * poll() reports levels, so it is asked only about what is not known of a connection: whether it is readable where
- * `readable` is false, and so on. What it reports is not asked for again until a system call contradicts it, which is
- * what the loop expects of an edge. Each call takes time in proportion to the connections of the thread.
+ * poll() reports levels, so it is asked only about states that are not known: for example, whether a connection is
+ * readable if its `readable` is false. A reported state is not asked for again until a system call contradicts it, as
+ * the loop expects of an edge. Each call takes time in proportion to the number of connections of the thread.
  *
  * A waiter belongs to its thread, except that others may signal its wakeup. */
 #define _GNU_SOURCE
@@ -33,7 +33,7 @@ void zp__wakeup_close(zp__wakeup *wakeup)
 
 void zp__wakeup_signal(int write_fd)
 {
-	uint64_t one = 1; /* what an eventfd takes; a pipe that is full is readable as it is */
+	uint64_t one = 1; /* 8 bytes, as an eventfd needs; a full pipe is readable anyway */
 	while (write(write_fd, &one, sizeof one) < 0 && errno == EINTR)
 		;
 }
@@ -118,7 +118,7 @@ bool zp__waiter_wait(zp__waiter *waiter, int timeout_ms)
 	for (uint32_t i = 0; i < waiter->count; i++) {
 		const zp__connection *c = waiter->connections[i];
 		int asked = (c->readable ? 0 : POLLIN) | (c->writable ? 0 : POLLOUT) | (c->hung_up ? 0 : POLLRDHUP);
-		/* POLLHUP is reported without being asked for, but each time. */
+		/* POLLHUP is reported each time, though it is not asked for. */
 		bool known = !asked && c->hung_up;
 		fds[i + 1] = (struct pollfd){.fd = known ? -1 : c->fd, .events = (short)asked};
 	}
@@ -126,7 +126,7 @@ bool zp__waiter_wait(zp__waiter *waiter, int timeout_ms)
 		return false;
 	for (uint32_t i = 0; i < waiter->count; i++) {
 		int what = fds[i + 1].revents;
-		if (what & (POLLHUP | POLLERR)) /* Then nothing is to be asked any more. */
+		if (what & (POLLHUP | POLLERR)) /* From then on nothing needs to be asked. */
 			what |= POLLIN | POLLOUT | POLLRDHUP;
 		if (what)
 			zp__connection_ready(waiter->connections[i], what & POLLIN, what & POLLOUT,
@@ -168,8 +168,8 @@ void zp__waiter_close(zp__waiter *waiter)
 		close(waiter->epoll_fd);
 }
 
-/* epoll reports at once that the socket is writable. Below shared memory it would also do so whenever the other end has read
- * a byte, which is nothing to be woken for. */
+/* epoll reports at once that the socket is writable. With shared memory EPOLLOUT is left out: the socket would also
+ * become writable whenever the other end reads a wakeup, which is no reason to wake this thread. */
 int zp__waiter_add(zp__waiter *waiter, zp__connection *connection)
 {
 	uint32_t what = EPOLLIN | EPOLLRDHUP | EPOLLET | (connection->shm ? 0 : EPOLLOUT);
@@ -177,7 +177,7 @@ int zp__waiter_add(zp__waiter *waiter, zp__connection *connection)
 	return epoll_ctl(waiter->epoll_fd, EPOLL_CTL_ADD, connection->fd, &event) < 0 ? -errno : 0;
 }
 
-/* close() does not do this while a child process has the socket open. */
+/* close() does not remove it while a child process has the socket open. */
 void zp__waiter_remove(zp__waiter *waiter, const zp__connection *connection)
 {
 	epoll_ctl(waiter->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);

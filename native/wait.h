@@ -1,4 +1,4 @@
-/* What a thread waits with, and is woken by; see wait.c. */
+/* The waiter of a thread, and its wakeup; see wait.c. */
 #ifndef ZP_WAIT_H
 #define ZP_WAIT_H
 
@@ -14,10 +14,10 @@ typedef struct zp__connection zp__connection;
 
 /* Makes a descriptor readable. -1: none. */
 typedef struct {
-	int read_fd, write_fd; /* the ends of a pipe, or twice an eventfd */
+	int read_fd, write_fd; /* the ends of a pipe, or an eventfd twice */
 } zp__wakeup;
 
-/* It belongs to its thread, but others may signal its wakeup. */
+/* Belongs to its thread, but others may signal its wakeup. */
 typedef struct {
 	zp__wakeup wakeup;
 #ifdef ZP_POLL
@@ -29,7 +29,7 @@ typedef struct {
 #endif
 } zp__waiter;
 
-/* Where opening fails, the caller closes what was opened. */
+/* If opening fails, the caller closes what was opened. */
 int zp__wakeup_open(zp__wakeup *wakeup);
 void zp__wakeup_close(zp__wakeup *wakeup);
 void zp__wakeup_signal(int write_fd);

@@ -5,21 +5,21 @@
  * - The caller dials, accepts and authenticates TCP connections and hands the connected fds over with zp_link_open().
  *   From then on the engine owns them.
  * - The engine runs a few I/O threads. Each connection belongs to one of them for its whole life.
- * - There are no callbacks. Events go to a queue. zp_engine_fd() is readable while the queue is not
- *   empty; zp_engine_poll() takes one event. A channel may have a queue of its own, for the thread that its messages
- *   are for. Only one thread at a time may poll each queue; every other function may be called from any thread.
+ * - There are no callbacks. Events go to a queue. zp_engine_fd() is readable while the queue is not empty;
+ *   zp_engine_poll() takes one event. A channel may have a queue of its own, for the thread that handles its messages.
+ *   Only one thread at a time may poll each queue; every other function may be called from any thread.
  * - Every function returns 0 (or a count) or -errno.
  *
- * Ids of attempts have 63 bits and never repeat. The engine learns them from zp_reduce_start() and zp_reduce_end(), in any
- * order within ZP__ID_WINDOW ids below the greatest one (bounds.h). A frame of an attempt whose id it has not learnt is
- * kept until the caller starts that attempt; the sender limits what it sends before it has learnt that this is done
- * (early.c). A frame of another attempt that is not active is read and dropped. The caller ends an attempt that it will
- * not start: else frames of it, which others may have sent, are kept.
+ * Ids of attempts have 63 bits and never repeat. The engine learns them from zp_reduce_start() and zp_reduce_end(), in
+ * any order within ZP__ID_WINDOW ids below the greatest one (bounds.h). If the engine does not know the id of a frame's
+ * attempt yet, it keeps the frame until the caller starts that attempt. The sender bounds what it sends before it knows
+ * that the attempt was started (early.c). A frame of a known attempt that is not active is read and dropped. The caller
+ * must also end an attempt that it will not start: otherwise the engine keeps the frames that others may have sent.
  *
- * Ids of channels are learnt from zp_channel_open() and zp_channel_close(), in ascending order: messages to one that is not
- * greater than all learnt so far, and not open, are dropped. No messages are sent until the other end has opened their
- * channel. Channels from ZP_FREE_CHANNEL on may be opened in any order, and messages to them are not held back: what
- * comes before one is open is dropped.
+ * The engine learns ids of channels from zp_channel_open() and zp_channel_close(), in ascending order. It drops
+ * messages to a channel that is not open if it has learnt this id or a greater one. No message is sent until the other
+ * end has opened its channel. Channels from ZP_FREE_CHANNEL on may be opened in any order. Messages to them are not
+ * held back; those that arrive before the channel is open are dropped.
  */
 #ifndef ZP_API_H
 #define ZP_API_H
@@ -61,11 +61,11 @@ enum zp_algorithm {
 	ZP_RING = 1,  /* cut-through ring: 2 (N - 1) hops; needs links between neighbours only */
 	ZP_DIRECT = 2, /* to the owner of each chunk and back: two hops, two quantisations; needs links between all peers. Or
 			* lanes of trees, each reduced up its tree and sent down it; needs links between parents and children */
-	ZP_ONE_SHOT = 3 /* the whole tensor to all others: one hop; needs links between all peers. Not quantised, and
-			 * (world_size - 1) * its bytes are at most ZP_ONE_SHOT_BYTES_MAX */
+	ZP_ONE_SHOT = 3 /* the whole tensor to all others: one hop; needs links between all peers. Not quantised. Its
+			 * size in bytes * (world_size - 1) is at most ZP_ONE_SHOT_BYTES_MAX */
 };
 
-/* The collective. All but the broadcast cut the tensor into N chunks; each peer owns one of them, or gets it. */
+/* The collective. All except the broadcast cut the tensor into N chunks; each peer owns one of them, or gets it. */
 enum zp_kind {
 	ZP_ALL_REDUCE = 0,     /* every peer gets the reduction of all inputs */
 	ZP_BROADCAST = 1,      /* every peer gets the root's input, in place; one chunk */
@@ -79,7 +79,7 @@ enum zp_event_kind {
 	ZP_EVENT_REDUCE_DONE = 1, /* All frames of `id` are sent and received (status 0), or it failed (-errno). */
 	ZP_EVENT_LINK_LOST = 2,	  /* The link `id` to `peer` is closed; `status` says why. */
 	ZP_EVENT_MESSAGE = 3,	  /* A message from `peer` on channel `id`; release `body` with zp_message_release(). */
-	/* Link `id` to `peer` has lost a connection and has others left, which retransmit what it had not delivered.
+	/* Link `id` to `peer` has lost a connection; the others retransmit the frames that were not delivered.
 	 * zp_link_add() may replace it at index `connection` with a generation greater than `generation`. */
 	ZP_EVENT_CONNECTION_LOST = 4,
 	ZP_EVENT_WRITABLE = 5 /* zp_message_post() on channel `id` found the queue of a link full; it has space again. */
@@ -90,11 +90,11 @@ typedef struct zp_engine zp_engine;
 typedef struct {
 	uint32_t thread_count;
 	uint32_t stall_timeout_ms; /* An attempt fails with -ETIMEDOUT when it completes no frame for this long (attempt.c);
-				    * a link is lost on which a message stops for this long. */
+				    * a link is lost if a message makes no progress on it for this long. */
 	uint32_t path_timeout_ms;  /* A link is lost when its other end acknowledges nothing for this long. 0: never. */
 	uint64_t message_bytes_max; /* A connection that announces a longer message is closed. */
-	/* Bound on received, unreleased messages of all links; at the bound each may have an equal share. And on the
-	 * messages that one link has to send. */
+	/* Bound on received, unreleased messages of all links; at the bound each may have an equal share. Also the
+	 * bound on the messages that one link has to send. */
 	uint64_t messages_queued_bytes_max;
 	uint32_t local_senders_max; /* Connections of a link within this host that send at the same time. 0: all. */
 	uint32_t shared_memory; /* 1: bytes of Unix-domain sockets go through shared memory (shm.c); the other end must do so, too. */
@@ -112,7 +112,7 @@ typedef struct {
 /* A lane: a part of the tensor, and the tree up which it is reduced and down which the result goes. */
 typedef struct {
 	uint64_t elements;	 /* 0 is legal */
-	const uint32_t *parents; /* by rank; the root, of which there is one, is its own parent */
+	const uint32_t *parents; /* by rank; the only root is its own parent */
 } zp_lane;
 
 typedef struct {
@@ -120,24 +120,25 @@ typedef struct {
 	uint32_t kind;		    /* enum zp_kind */
 	uint32_t dtype;		    /* enum zp_dtype */
 	uint32_t op;		    /* enum zp_op */
-	uint32_t quantization;	    /* enum zp_quantization; only of floating dtypes, and only in an all-reduce */
+	uint32_t quantization;	    /* enum zp_quantization; only for floating dtypes, and only in an all-reduce */
 	uint32_t quantized;	    /* enum zp_quantized; used only with quantisation */
 	uint32_t block_elements;    /* elements that share one scale; used only with quantisation */
-	uint32_t algorithm;	    /* enum zp_algorithm; all-to-all, and lanes: ZP_DIRECT; others but an all-reduce: ZP_RING */
+	uint32_t algorithm;	    /* enum zp_algorithm; lanes, all-to-all: ZP_DIRECT; all-reduce: any; else ZP_RING */
 	uint32_t world_size;	    /* 2 or more */
 	uint32_t rank;		    /* our index in `peers` */
-	uint32_t frame_bytes;	    /* of tensor bytes, before quantisation */
+	uint32_t frame_bytes;	    /* tensor bytes of one frame, before quantisation */
 	uint64_t count;		    /* elements; all-to-all: world_size rows of equal length */
 	const uint8_t *peers;	    /* world_size ids in order of rank, ours included; read by zp_reduce_start() only */
-	const uint32_t *owners;	    /* all-gather: rank that owns each row; reduce-scatter: each part; every rank occurs
-				     * once. broadcast: one element, the root. all-reduce, all-to-all: NULL.
+	const uint32_t *owners;	    /* all-gather, reduce-scatter: the rank that owns each row or part; every rank
+				     * occurs once. broadcast: one element, the root. all-reduce, all-to-all: NULL.
 				     * Read by zp_reduce_start() only */
-	const zp_lane *lanes;	    /* of ZP_DIRECT, but not of an all-to-all: they cover the tensor in order; of an
-				     * all-gather each row, of a reduce-scatter each part is one, and its owner the root; of
-				     * a broadcast the roots are the root. NULL: in an all-reduce each rank is the root of
-				     * all others, for an equal part. AVG of integers narrower than 64 bits: the root must be
-				     * the parent of all. What a rank with very many children in all lanes
-				     * together would have to buffer is -EINVAL. Read by zp_reduce_start() only */
+	const zp_lane *lanes;	    /* for ZP_DIRECT, except an all-to-all: they cover the tensor in order. In an
+				     * all-gather each row is a lane, in a reduce-scatter each part, with its owner as
+				     * root; in a broadcast all lanes have the root of the broadcast. NULL: in an
+				     * all-reduce each rank is the root of all others, for an equal part. AVG of
+				     * integers narrower than 64 bits: the root must be the parent of all. -EINVAL: a
+				     * rank has so many children in all lanes together that it would have to buffer
+				     * too much. Read by zp_reduce_start() only */
 	uint32_t lane_count;	    /* 0 if `lanes` is NULL */
 	const void *input;	    /* count elements; only read, unless it equals `output` */
 	void *output;		    /* all-reduce: count elements, equal to `input` (in place) or without overlap;
@@ -146,9 +147,9 @@ typedef struct {
 				     * longer; NULL is legal for a part without elements; all-to-all: count
 				     * elements, row i is from rank i */
 	int32_t restore;	    /* in place: save the old bytes, so that zp_reduce_end(commit=0) can restore them */
-	uint64_t digest_channel;    /* once the result is there, its digest is told to all other peers in a message on
-				     * this channel: attempt, `call`, digest, each 64 bits, big-endian. 0: to nobody */
-	uint64_t call;		    /* a number of the caller's */
+	uint64_t digest_channel;    /* once the result is there, all other peers get its digest in a message on this
+				     * channel: attempt, `call`, digest, each 64 bits, big-endian. 0: nobody does */
+	uint64_t call;		    /* a number of the caller */
 } zp_reduce_plan;
 
 typedef struct {
@@ -163,7 +164,7 @@ typedef struct {
 	uint64_t body_bytes;
 	uint32_t connection; /* of a lost connection: its index in the link */
 	uint32_t generation; /* of a lost connection */
-	int32_t told;	     /* of a reduce: its digest was told to the other peers */
+	int32_t told;	     /* of a reduce: its digest was sent to the other peers */
 } zp_event;
 
 typedef struct {
@@ -172,23 +173,23 @@ typedef struct {
 	uint32_t open_count;	   /* connections that are open now */
 	uint32_t lost_count;	   /* connections that were lost and whose frames were retransmitted */
 	uint32_t local;		   /* 1: both ends are on this host */
-	uint32_t senders;	   /* connections that take frames, of those that it was opened with */
+	uint32_t senders;	   /* number of open connections that may take frames, at most connection_count */
 	uint64_t resent_frames;	   /* frames retransmitted because their connection was lost */
-	uint64_t message_bytes;	   /* of messages that are queued, being sent, or sent and not acknowledged */
+	uint64_t message_bytes;	   /* bytes of messages that are queued, being sent, or sent and not acknowledged */
 	uint64_t tx_bytes[ZP_LINK_CONNECTIONS_MAX]; /* by index, summed over all generations */
 	uint64_t rx_bytes[ZP_LINK_CONNECTIONS_MAX];
 	uint32_t generation[ZP_LINK_CONNECTIONS_MAX];
 } zp_link_stats;
 
-/* What TCP has sent on a link between hosts, by connection: a measurement is the difference of two of these. */
+/* TCP's counters of a link between hosts, by connection: a measurement is the difference of two of these. */
 typedef struct {
 	uint64_t link;		   /* its id */
 	uint32_t connection_count; /* the used length of the arrays below */
 	uint32_t round_trip_us;	   /* the least of all connections; UINT32_MAX: not known */
-	uint32_t queued_us;	   /* how much longer that of one is now: the time in the queues of the path */
-	uint64_t acked_bytes[ZP_LINK_CONNECTIONS_MAX]; /* 0 where none is open now, and within a host */
-	uint64_t busy_us[ZP_LINK_CONNECTIONS_MAX];     /* while there was something to send, or to be acknowledged */
-	uint8_t limited[ZP_LINK_CONNECTIONS_MAX];      /* 1: of late by the path, and not by what there was to send */
+	uint32_t queued_us;	   /* by how much the longest one now exceeds that: the time in the path's queues */
+	uint64_t acked_bytes[ZP_LINK_CONNECTIONS_MAX]; /* 0 if none is open now, and within a host */
+	uint64_t busy_us[ZP_LINK_CONNECTIONS_MAX];     /* time with bytes to send, or not acknowledged */
+	uint8_t limited[ZP_LINK_CONNECTIONS_MAX];      /* 1: recently the path was the limit, not the supply of bytes */
 } zp_link_flow;
 
 /* Functions of an AEAD, as libsodium declares them: output, its length, input, its length, additional data, its length,
@@ -226,9 +227,9 @@ int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per
  * socket. If it is NULL nothing is encrypted; checksums then detect damage but not forgery. Sets `*link` to the id of the
- * link. A socket -1, but not the first, is a place that zp_link_add() may fill as if its connection had been lost. On
- * failure the caller still owns all fds. -EEXIST: there is a link to this peer, which must be closed first, or
- * the engine already owns one of the sockets. */
+ * link. A socket of -1 (the first must not be) is an empty place: zp_link_add() may fill it as if its connection had
+ * been lost. On failure the caller still owns all fds. -EEXIST: there is a link to this peer, which must be closed
+ * first, or the engine already owns one of the sockets. */
 int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const zp_aead *aeads, uint32_t count,
 		 uint64_t *link);
 
@@ -255,27 +256,28 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 /* -ENOTCONN: there is no link. A system call for each connection. */
 int zp_link_get_flow(zp_engine *engine, const uint8_t peer[], zp_link_flow *flow);
 
-/* From now on only so many open connections of the link to `peer` take frames. -ENOTCONN: there is no link; -EINVAL: 0. */
+/* From now on only the first `senders` open connections of the link to `peer` take frames. -ENOTCONN: there is no link;
+ * -EINVAL: `senders` is 0. */
 int zp_link_set_senders(zp_engine *engine, const uint8_t peer[], uint32_t senders);
 
 /* Starts an attempt at a collective. A REDUCE_DONE follows unless zp_reduce_end() comes first. Until zp_reduce_end()
  * returns, input and output belong to the engine. -ENOTCONN: a link is missing that the algorithm needs (ring: to the
- * next and previous rank; lanes: to parents and children; else: to all ranks); the engine has learnt the id all the same.
- * -ENOMEM; -EINVAL. */
+ * next and previous rank; lanes: to parents and children; otherwise: to all ranks); the engine learns the id all the
+ * same. -EEXIST: there is an attempt with this id. -ENOMEM; -EINVAL. */
 int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan);
 
 /* Ends an attempt, running or done. After it returns no thread of the engine reads or writes input or output. commit=1
- * keeps the result (only legal after REDUCE_DONE with status 0, else -EINVAL); commit=0 cancels and restores the old
- * bytes of an in-place buffer. For an attempt that was never started the only effect is that the engine learns the id.
- * Does not wait for the network: a half-written frame is finished from a copy. */
+ * keeps the result (only legal after REDUCE_DONE with status 0; -EINVAL otherwise); commit=0 cancels and restores the
+ * old bytes of an in-place buffer. For an attempt that was never started the only effect is that the engine learns the
+ * id. Does not wait for the network: a half-written frame is finished from a copy. */
 int zp_reduce_end(zp_engine *engine, uint64_t attempt, int commit);
 
-/* From now on the digest of the attempt is not told. Returns 1 if it has been and the REDUCE_DONE that says so is still to
- * be polled, else 0. */
+/* From now on the digest of the attempt is not sent. Returns 1 if it was sent and the REDUCE_DONE that reports this was
+ * not polled yet, otherwise 0. */
 int zp_reduce_withhold(zp_engine *engine, uint64_t attempt);
 
-/* hold=1: from now on no attempt stalls, for it may wait for a peer that cannot begin. hold=0: from now on they do, each
- * after a whole timeout. Links are watched all the same. */
+/* hold=1: from now on no attempt stalls, because it may wait for a peer that cannot begin. hold=0: from now on attempts
+ * may stall again, each after a whole timeout. Links are watched in both cases. */
 void zp_stalls_hold(zp_engine *engine, int hold);
 
 /* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1 the
@@ -289,7 +291,7 @@ int zp_channel_poll(zp_engine *engine, uint64_t channel, zp_event *event);
 
 /* Queues a message with the body `head` followed by `body`; both are copied. Never blocks. -EAGAIN: the queue of the
  * link is not empty and would exceed `queue_bytes_max`; once a link holds at most half of that, a WRITABLE event of the
- * channel follows, which does not say of which link. -ECANCELED: the channel is not open here; -ENOTCONN: no link;
+ * channel follows, which does not name the link. -ECANCELED: the channel is not open here; -ENOTCONN: there is no link;
  * -EMSGSIZE. Messages may arrive in another order. */
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max);

@@ -1,4 +1,4 @@
-"""zpccl doctor: what this host can do in a run, and what to change."""
+"""zpccl doctor: reports what this host can do in a run, and what to change."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status.
 
     Raises:
-        PCCLError: an option, or a variable of the environment, can never be right.
+        PCCLError: an option or an environment variable is invalid.
     """
-    # Raises if a variable is malformed; of encryption there is a finding.
+    # Raises if a variable is malformed. Encryption is off here, because there is a finding for it.
     Communicator(options.master, listen=options.listen, advertise=options.advertise, encrypt=False)
     masters, keys = parse_masters(options.master), peer_keys()
     host, ports = parse_listen(options.listen or os.environ.get("ZPCCL_LISTEN"))
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(masters: tuple[str, ...], keys: PeerKeys | None, host: str, ports: range, advertise: str) -> list[Finding]:
-    """All findings: on addresses, on each master, on the host."""
+    """All findings: about the addresses, each master and the host."""
     try:
         listener = listen_on_first_free(host, ports)
     except PCCLError as error:
@@ -93,7 +93,7 @@ def _judge_addresses(candidates: tuple[str, ...], masters: tuple[str, ...]) -> F
     text = f"others are told, in this order: {', '.join(named)}"
     if all(is_loopback(parse_address(candidate)[0]) for candidate in candidates):
         fix = "ip address    # and bring an interface up; or listen on another address: --listen"
-        is_of_one_host = all(is_loopback(parse_address(master)[0]) for master in masters)  # That suffices for a trial.
+        is_of_one_host = all(is_loopback(parse_address(master)[0]) for master in masters)  # Enough for a trial.
         level = Level.WARNING if is_of_one_host else Level.PROBLEM
         return Finding("addresses", level, f"{text}; no other host can reach these", fix)
     return Finding("addresses", Level.OK, text)

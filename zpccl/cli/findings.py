@@ -1,4 +1,4 @@
-"""What checks find, and how it is shown."""
+"""Findings of checks, and their output."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         check: what was checked.
         level: how bad it is.
         text: what was seen.
-        fix: the command, or what else is to be done; "" if nothing is.
+        fix: the command or other action that fixes it; "" if there is nothing to do.
     """
 
     check: str
@@ -44,7 +44,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def as_table(findings: Sequence[Finding]) -> str:
-    """Findings for people: a line or more for each, as wide as the terminal, and below it what mends it.
+    """Findings for people: one line or more for each, as wide as the terminal, with its fix below.
 
     A command stays in one line, so that it can be copied.
     """
@@ -62,11 +62,11 @@ def as_table(findings: Sequence[Finding]) -> str:
 
 
 def _count(findings: Sequence[Finding], level: Level) -> str:
-    """Such as "2 problems"."""
+    """Text such as "2 problems"."""
     count = sum(finding.level is level for finding in findings)
     return f"{count} {level.value}{'' if count == 1 else 's'}"
 
 
 def is_good(findings: Sequence[Finding]) -> bool:
-    """True without a problem."""
+    """True if there is no problem."""
     return all(finding.level is not Level.PROBLEM for finding in findings)

@@ -17,14 +17,14 @@ SETTINGS = Path("/proc/sys/net")
 
 
 def check_host(*, has_secret: bool) -> list[Finding]:
-    """All of them."""
+    """The findings of all checks of this file."""
     return [*check_buffers(), check_congestion_control(), check_open_files(), check_encryption(has_secret)]
 
 
 def check_buffers() -> list[Finding]:
-    """The greatest buffers that TCP may choose bound what a connection has on its way, and so its rate.
+    """The largest buffers that TCP may choose bound the data in flight of a connection, and so its rate.
 
-    zpccl sets no sizes of buffers, since that ends TCP's own choice; so rmem_max and wmem_max bound nothing, and are
+    zpccl sets no buffer sizes, since that would end TCP's own choice. So rmem_max and wmem_max bound nothing; they are
     shown because people look for them.
     """
     findings = []
@@ -63,7 +63,7 @@ def check_congestion_control() -> Finding:
 
 
 def check_open_files() -> Finding:
-    """Each connection is a descriptor."""
+    """Whether the limit on open files suffices: each connection needs a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most, few = limits.LINK_CONNECTIONS_FAR_DEFAULT, limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
     left = max(0, soft - 100)
@@ -79,7 +79,7 @@ def check_open_files() -> Finding:
 
 
 def check_encryption(has_secret: bool) -> Finding:
-    """Whether tensors and state travel encrypted, as Communicator's default is."""
+    """Whether tensors and state are encrypted, with the defaults of Communicator."""
     try:
         ciphers = ciphers_to_offer(None, has_secret=has_secret)
     except InvalidArgument as error:
@@ -95,7 +95,7 @@ def check_encryption(has_secret: bool) -> Finding:
 
 
 def setting(name: str) -> str:
-    """A setting of the kernel, with single spaces; "" if there is none, as in some containers."""
+    """A setting of the kernel, with single spaces; "" if it does not exist, as in some containers."""
     try:
         return " ".join((SETTINGS / name).read_text(encoding="ascii").split())
     except OSError:

@@ -1,7 +1,7 @@
 """zpccl launch: starts several processes of a program on this host, and a master for them.
 
 One thread waits for everything: output of the processes, their ends, signals, and the next kill or join. Each process
-is a session of its own, so a Ctrl-C of the terminal reaches the launcher alone, which passes it on.
+has a session of its own, so a Ctrl-C of the terminal reaches only the launcher, which passes it on.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Chaos:
 
 
 def parse_chaos(text: str) -> Chaos:
-    """Parses "kill=30s,join=45s"; both are optional, and the unit s or m.
+    """Parses "kill=30s,join=45s". Either part may be left out, and the unit (s or m), which is then seconds.
 
     Raises:
-        InvalidArgument: it is something else.
+        InvalidArgument: the text is not of this form.
     """
     found: dict[str, float] = {}
     for part in text.split(","):
@@ -75,10 +75,10 @@ class Launcher:
 
     Args:
         command: the program and its arguments.
-        count: processes to start.
+        count: number of processes to start.
         master: address of a master that runs already; None: one is started, on this host.
         chaos: faults on purpose.
-        output: where the lines of all processes go, each behind the number of its process.
+        output: gets the lines of all processes, each prefixed with the number of its process.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Launcher:
         self._status = 0
         self._is_over = self._is_stopping = False
         self._kill_at_s: float | None = None
-        self._late_at_s: float | None = None  # Who has joined and not ended by then came too late.
+        self._late_at_s: float | None = None  # When to kill processes that joined and still run.
         self._timers: dict[Callable[[], None], tuple[float, float]] = {}
         self._environment = dict(os.environ)
         self._signals: list[int] = []
@@ -102,8 +102,9 @@ class Launcher:
         """Runs until all processes have ended.
 
         Returns:
-            The exit status of the first process that failed, 128 + its number if a signal ended it; 130 if Ctrl-C came
-            before, 143 if SIGTERM did, 129 if the terminal was closed, 141 if nobody reads the output; else 0.
+            The exit status of the first process that failed, or 128 + the number of the signal that ended it; 130 if
+            Ctrl-C came before, 143 if SIGTERM did, 129 if the terminal was closed, 141 if nobody reads the output;
+            otherwise 0.
 
         Raises:
             InvalidArgument: the program cannot be started.
@@ -116,7 +117,7 @@ class Launcher:
             self._master_address = master.address
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        # Under nohup the end of the terminal is nothing.
+        # Under nohup SIGHUP is ignored, and stays so.
         numbers = [each for each in STOP_SIGNALS if (each, signal.getsignal(each)) != (signal.SIGHUP, signal.SIG_IGN)]
         before = [(number, signal.signal(number, self._on_signal)) for number in numbers]
         descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -126,9 +127,9 @@ class Launcher:
             self._loop()
             return self._status
         finally:
-            self._kill_all()  # Where there was an error: else there are none.
+            self._kill_all()  # After an error. Otherwise all have ended.
             for child in list(self._children):
-                with contextlib.suppress(OSError):  # Where that was the error: of writing the output.
+                with contextlib.suppress(OSError):  # The error may have been that the output cannot be written.
                     self._on_exit(child)
             signal.set_wakeup_fd(descriptor)
             for number, handler in before:
@@ -211,10 +212,11 @@ class Launcher:
         self._signals.append(number)
 
     def _stop(self, number: int) -> None:
-        """Ends all: the first signal is passed on, a second one kills. Many programs ignore SIGPIPE.
+        """Ends all processes: passes the first signal on, and kills at a second one. Many programs ignore SIGPIPE, so
+        they get SIGTERM for it.
 
-        Neither the end of the terminal nor that of the reader is a second one: both come with a Ctrl-C that reaches the
-        reader, too, and the kernel and the shell each tell of that of a terminal.
+        The end of the terminal (SIGHUP) and of the reader (SIGPIPE) do not count as a second signal: both come together
+        with a Ctrl-C that also reaches the reader, and the kernel and the shell each send a SIGHUP.
         """
         self._status = self._status or 128 + number
         if self._is_stopping:
@@ -231,9 +233,9 @@ class Launcher:
             _signal_group(child, signal.SIGKILL)
 
     def _read(self, child: _Child) -> int:
-        """Writes the whole lines of a process. Returns the bytes read, 0 once there is nothing more to read now."""
+        """Writes the complete lines of a process. Returns the number of bytes read; 0: there is nothing to read now."""
         assert child.process.stdout is not None
-        if child.process.stdout.closed:  # It has ended a moment ago, and all of its output has been read.
+        if child.process.stdout.closed:  # The process has just ended, and all of its output has been read.
             return 0
         try:
             data = os.read(child.process.stdout.fileno(), limits.LAUNCH_LINE_BYTES_MAX)
@@ -264,7 +266,7 @@ class Launcher:
 
     def _on_exit(self, child: _Child) -> None:
         status = child.process.wait()
-        left = _unread_bytes(child)  # What children of its own write from now on is not waited for.
+        left = _unread_bytes(child)  # Its own children may write more; that is not waited for.
         while left > 0 and (count := self._read(child)):
             left -= count
         if child.line:
@@ -279,7 +281,7 @@ class Launcher:
         if child.is_killed or self._is_stopping:
             return
         if status == 0:
-            if not self._is_over:  # The training is done: who joined now would begin another.
+            if not self._is_over:  # The training is done: a process that joins now would begin another.
                 self._is_over = True
                 self._late_at_s = time.monotonic() + limits.LAUNCH_STOP_TIMEOUT_NS / limits.SECOND
             return
@@ -306,7 +308,7 @@ class Launcher:
             self._write(self._children[-1], b"zpccl launch: joins")
 
     def _end_late(self) -> None:
-        """Ends those that came when the others were done: they wait for others, or train anew, alone."""
+        """Kills processes that joined when the others were done: they wait for others, or train again, alone."""
         self._late_at_s = None
         for child in self._children:
             if child.has_joined and not child.is_killed:

@@ -1,4 +1,4 @@
-"""zpccl: the command for tasks besides the master: making keys, checking a host, launching programs."""
+"""zpccl: the command for all tasks except the master's: making keys, checking a host, launching programs."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         status = _run(options)
-        if sys.stdout is not None:  # It is None where it was closed from the start.
-            sys.stdout.flush()  # At the end of the program nobody could handle an error.
+        if sys.stdout is not None:  # It is None if it was closed from the start.
+            sys.stdout.flush()  # Here an error can still be handled; at the program's exit it cannot.
         return status
     except KeyboardInterrupt:
         print("zpccl: interrupted", file=sys.stderr)
-        return 130  # As of a shell: 128 and the number of the signal.
+        return 130  # As a shell does: 128 + the number of the signal.
     except PCCLError as error:
         print(f"zpccl: {error.message}", file=sys.stderr)
         return 2
@@ -131,7 +131,7 @@ def _write_private(path: Path, text: str) -> None:
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text + "\n")
-    except OSError as error:  # The disk is full. A cut key would be in the way of the next try.
+    except OSError as error:  # The disk is full. A truncated file would block the next try.
         path.unlink(missing_ok=True)
         raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
 

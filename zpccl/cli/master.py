@@ -133,7 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.allow is not None:
         signal.signal(signal.SIGHUP, lambda *_: loop.reload())
     signal.signal(signal.SIGUSR2, lambda *_: loop.log_topology())
-    # Python runs handlers between its instructions: a signal just before the loop sleeps would not wake it.
+    # Python runs handlers between its instructions: without this, a signal just before the loop sleeps would not wake
+    # it.
     signal.set_wakeup_fd(loop.wakeup_descriptor, warn_on_full_buffer=False)
     _say(f"zpccl-master listens on {loop.address}")
     if metrics is not None:
@@ -147,8 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loop.run()
     finally:
-        # At its exit Python would let a further signal kill the process. Not sooner: Python prints a traceback
-        # where one comes at the very moment when its handler is replaced.
+        # During Python's exit a further signal would kill the process. Not sooner: Python prints a traceback if a
+        # signal comes at the very moment when its handler is replaced.
         for number in (*ENDING, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if metrics is not None:
@@ -158,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say(text: str) -> None:
-    """Prints a line. The master serves peers also where that cannot be written: the disk of its output may be full."""
+    """Prints a line. If that fails, for example on a full disk, the master goes on without its output."""
     try:
         print(text, flush=True)
     except OSError as error:

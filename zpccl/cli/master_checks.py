@@ -1,4 +1,4 @@
-"""Checks of a host that ask a master: which address it is reached from, what it sees, whether it can dial back."""
+"""Checks of a host that need a master: from which address it is reached, which one it sees, if it can dial back."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _EVENTS: dict[int, str] = {
     zmq.EVENT_CONNECT_RETRIED: "refused",  # The name has no such address.
 }
 _NEVER_MS = 2**30
-"""libzmq tells that there is no such address only where it would try again later; the probe ends sooner."""
+"""libzmq reports a missing address only if it would retry later; the probe ends before that."""
 
 
 @dataclass(slots=True)
 class Reached:
-    """What was learnt of a master.
+    """The results of the checks with a master.
 
     Attributes:
-        answer: None: it gave none, because of `reason`.
-        is_connected: something takes connections there.
-        local_host: the address of this host from which it was reached; "" if the connection broke at once.
-        round_trip_ns: of TCP; 0 if unknown.
-        mtu: of the route, as the kernel knows it; 0 if unknown.
+        answer: the master's answer; None: there was none, because of `reason`.
+        is_connected: some program accepts connections there.
+        local_host: the address of this host from which the master was reached; "" if the connection broke at once.
+        round_trip_ns: TCP's round-trip time; 0 if unknown.
+        mtu: MTU of the route, as the kernel knows it; 0 if unknown.
         clock_ahead_ns: by how much the clock of the master is ahead of this one, give or take half a round trip.
-        has_dialled_back: it has reached the port that it was asked to dial.
+        has_dialled_back: the master has reached the port that it was asked to dial.
     """
 
     answer: CheckAnswer | None = None
@@ -72,11 +72,11 @@ class MasterProbe:
     """Asks one master, and waits for it to dial back. Use it in a `with` statement.
 
     Args:
-        address: of the master, "host:port".
-        keys: of this peer; None in a run without a secret.
-        listener: a listening, non-blocking socket, which others may use after this; None: nothing is dialled.
-        port: that the master dials: that of the listener, or the one that leads there.
-        is_ipv6: an address of IPv6 is dialled, if the name of the master has one.
+        address: address of the master, "host:port".
+        keys: keys of this peer; None in a run without a secret.
+        listener: a listening, non-blocking socket; it still belongs to the caller. None: the master does not dial.
+        port: the port that the master dials: that of the listener, or one that is forwarded to it.
+        is_ipv6: dial an IPv6 address, if the name of the master has one.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MasterProbe:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int(is_ipv6))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.STRANGER_BYTES_MAX)  # Whoever answers there is a stranger.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, limits.STRANGER_BYTES_MAX)  # The server may be anybody.
         self._socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, limits.CONNECT_TIMEOUT_NS // limits.MS)
         if keys is not None:
@@ -112,7 +112,7 @@ class MasterProbe:
         self._context.term()
 
     def run(self) -> Reached:
-        """Asks, and waits CHECK_TIMEOUT for the answer, and after it DIAL_BACK_TIMEOUT for the dial."""
+        """Asks the master. Waits CHECK_TIMEOUT for the answer, then DIAL_BACK_TIMEOUT for the dial."""
         found = self._found
         try:
             self._socket.connect(f"tcp://{self._address}")
@@ -179,7 +179,7 @@ class MasterProbe:
         assert self._listener is not None
         with contextlib.suppress(OSError):
             visitor, _ = self._listener.accept()
-            if len(self._visitors) >= limits.DIAL_BACKS_MAX:  # Of strangers.
+            if len(self._visitors) >= limits.DIAL_BACKS_MAX:  # Strangers dialled.
                 self._end_visit(self._visitors[0], poller)
             self._visitors.append(visitor)
             visitor.setblocking(False)
@@ -217,7 +217,7 @@ class MasterProbe:
 
 
 def ask(address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> Reached:
-    """Asks one master. A name is tried as peers do: libzmq dials one address of it, so first one of IPv6, then of IPv4.
+    """Asks one master. libzmq dials only one address of a name, so a name is tried as by peers: IPv6, then IPv4.
 
     The arguments are those of `MasterProbe`.
     """
@@ -233,7 +233,7 @@ def ask(address: str, keys: PeerKeys | None, listener: socket.socket | None, por
 
 
 def _why_unreached(address: str) -> str:
-    """Why there was no connection: libzmq does not tell."""
+    """Finds out why there was no connection, which libzmq does not report."""
     try:
         socket.create_connection(parse_address(address), limits.CONNECT_TIMEOUT_NS / limits.SECOND).close()
     except OSError as error:
@@ -244,7 +244,7 @@ def _why_unreached(address: str) -> str:
 
 
 def mtu_of(connection: socket.socket) -> int:
-    """The MTU of the path of a connection, as far as the kernel knows; 0 if it does not tell."""
+    """The MTU of the path of a connection, as far as the kernel knows; 0 if the kernel does not report it."""
     with contextlib.suppress(OSError):
         return connection.getsockopt(socket.IPPROTO_IP, _IP_MTU)
     with contextlib.suppress(OSError):
@@ -256,14 +256,14 @@ def mtu_of(connection: socket.socket) -> int:
 
 
 def judge(address: str, found: Reached, own: tuple[str, ...], ports: range, advertise: str) -> list[Finding]:
-    """What all that means.
+    """The findings on one master.
 
     Args:
-        address: of the master.
-        found: what was learnt of it.
-        own: the addresses of this host at which peers would listen, without the one that `advertise` names.
-        ports: on which peers of this host listen.
-        advertise: the address that is told to others beside these, or "".
+        address: address of the master.
+        found: results of the checks with it.
+        own: the addresses of this host at which a peer would listen, without `advertise`.
+        ports: the ports on which peers of this host listen.
+        advertise: the address that others are told in addition, or "".
     """
     if found.answer is None:
         text = f"no master at {address}: {found.reason}"
@@ -281,7 +281,7 @@ def judge(address: str, found: Reached, own: tuple[str, ...], ports: range, adve
         )
     ]
     findings += [_judge_nat(found, found.answer, own, advertise)]
-    if own:  # Else nothing listens here.
+    if own:  # Otherwise nothing listens here.
         findings += [_judge_port(found, found.answer, ports, own, advertise)]
     return [*findings, _judge_mtu(found), _judge_clock(found)]
 
@@ -320,7 +320,7 @@ def _judge_port(found: Reached, answer: CheckAnswer, ports: range, own: tuple[st
 
 
 def open_command(ports: range) -> str:
-    """The command that opens ports in the firewall of this host, of the tool that is here."""
+    """The command that opens ports in the firewall of this host, for the tool that is installed."""
     first, last = ports.start, ports.stop - 1
     if shutil.which("ufw"):
         return f"ufw allow {first}:{last}/tcp"

@@ -1,4 +1,4 @@
-"""Output that nobody takes any more."""
+"""Output that nobody reads any more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import IO, Any
 
 
 def discard(file: IO[Any]) -> None:
-    """From now on what is written to a file, or waits in its buffer, goes nowhere: Python writes that at its exit."""
+    """From now on discards the file's output, also what waits in its buffer, which Python would write at its exit."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), file.fileno())

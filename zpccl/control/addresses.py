@@ -1,6 +1,6 @@
 """Addresses: parsing of "host:port" and "[ipv6]:port", listening sockets, and the addresses of this host.
 
-Peers of one host meet at a Unix-domain socket, which costs less than TCP does there.
+Peers of one host connect over a Unix-domain socket, which costs less than TCP.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from zpccl import limits
 from zpccl.errors import InvalidArgument, InvalidUsage
 
 _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of bind() that every other port would give, too."""
+"""Errors of bind() that any other port would also give."""
 _SO_PASSRIGHTS = 83
-"""Of <asm-generic/socket.h>, Linux 6.16; the socket module has no name for it."""
+"""From <asm-generic/socket.h>, Linux 6.16; the socket module has no name for it."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
@@ -89,7 +89,7 @@ def is_name(address: str) -> bool:
 
 
 def addresses_of(host: str) -> set[str]:
-    """The addresses of a name, as this host knows them: none if it knows none. An address is its own."""
+    """The addresses that this host resolves a name to, none if it cannot. An address resolves to itself."""
     try:
         return {str(target[0]) for *_, target in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -161,7 +161,7 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def bind_beside(connection: socket.socket, listener: socket.socket) -> None:
-    """Binds a socket that is to dial to the port of a listener. Both keep that port to processes of this user.
+    """Binds a socket to the port of a listener, to dial from there. Only processes of this user can share that port.
 
     Raises:
         OSError: the system has no SO_REUSEPORT, or the listener is bound to an address of another family.
@@ -169,17 +169,17 @@ def bind_beside(connection: socket.socket, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "::" if connection.family == socket.AF_INET6 else "0.0.0.0"
-    for one in (listener, connection):  # Not when the listener is bound: then two could be bound to one port.
+    for one in (listener, connection):  # Only now: set before bind(), it would let two listeners share one port.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     connection.bind((host, port))
 
 
 def local_address(peer_id: bytes) -> str:
-    """Where the processes of its host reach a peer: the abstract name of a Unix-domain socket, which begins with NUL.
+    """Where processes of the same host reach a peer: the abstract name of a Unix-domain socket, which begins with NUL.
 
-    The name follows from the random id, so nobody has to tell it, and no peer can make another one connect to the
-    socket of some other program. On another host, or in another network namespace, there is no such socket.
+    The name is derived from the random peer id, so nobody has to send it, and no peer can make another one connect to
+    the socket of some other program. On another host, or in another network namespace, the socket does not exist.
     """
     return f"\0zpccl/{peer_id.hex()}"
 
@@ -205,17 +205,18 @@ def listen_locally(peer_id: bytes) -> socket.socket | None:
 
 
 def let_pass_descriptors(connection: socket.socket, *, allowed: bool) -> None:
-    """Whether the other end of a Unix-domain socket, or of each that it accepts, may pass descriptors.
+    """Sets whether the other end of a Unix-domain socket may pass descriptors; a listener's connections inherit it.
 
-    It may once it has proved who it is. A stranger could pass one that takes for ever to close, in our thread.
+    The other end may once it has proved who it is. A stranger could pass a descriptor that takes forever to close, in
+    our thread.
     """
     if connection.family == socket.AF_UNIX:
-        with contextlib.suppress(OSError):  # Linux before 6.16 knows no such option: all may.
+        with contextlib.suppress(OSError):  # Linux before 6.16 lacks the option: everybody may.
             connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, allowed)
 
 
 def advertised_address(advertise: str, port: int) -> str:
-    """The address that an `advertise=` option means: a "host" without port gets the port of the listener.
+    """The address of an `advertise=` option: a "host" without a port gets the port of the listener.
 
     Raises:
         InvalidArgument: it is malformed, or its port is 0.
@@ -228,15 +229,15 @@ def advertised_address(advertise: str, port: int) -> str:
 
 
 def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequence[str] = ()) -> tuple[str, ...]:
-    """Addresses at which others may reach a listener, the likely one first.
+    """Addresses at which others may reach a listener, the most likely one first.
 
-    The advertised one, then the one from which packets to a master go out, then loopback and those of the other
+    The order: the advertised one; the source address of packets to a master; loopback and the addresses of the other
     interfaces; last those of bridges, which mostly lead to containers of this host.
 
     Args:
         listener: the listening socket.
-        advertise: an address that a user has named.
-        masters: their addresses, "host:port".
+        advertise: an address that the user has named.
+        masters: addresses of the masters, "host:port".
 
     Raises:
         InvalidArgument: `advertise` is malformed.
@@ -260,7 +261,7 @@ def reachable_at(listener: socket.socket, advertise: str | None, masters: Sequen
 
 
 def source_towards(address: str) -> str:
-    """The address of this host from which packets to `address` go out; "" if there is no way to it. Sends nothing."""
+    """The source address of packets from this host to `address`; "" if there is no route. Sends nothing."""
     try:
         host, port = parse_address(address)
         family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -272,7 +273,7 @@ def source_towards(address: str) -> str:
 
 
 def interface_addresses() -> Iterator[tuple[str, str]]:
-    """The network interfaces of this host by name, and each address of theirs."""
+    """Name of interface and address, for each address of this host."""
     for adapter in ifaddr.get_adapters():
         for ip in adapter.ips:
             yield str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0]

@@ -1,4 +1,4 @@
-"""A call of a user, from its start to its answer: what it votes for, its memory, and what it cost."""
+"""A call of a user, from its start to its answer: its vote, its memory, and the bytes it moved."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Answer(Future[T]):
     """The answer to a call.
 
-    Who waits for it holds no lock while Python looks for signals: their handler may close the peer, and waits for the
-    thread of the peer, which takes the lock of a `Future` to answer.
+    A thread that waits for it holds no lock while Python runs signal handlers. A handler may close the peer: it then
+    waits for the peer's thread, which takes the lock of a `Future` to answer.
     """
 
     def __init__(self) -> None:
@@ -36,34 +36,34 @@ class Answer(Future[T]):
         self.add_done_callback(lambda _: is_due.release())
 
     def wait(self, seconds: float) -> bool:
-        """Waits for so long at most. True once it is there."""
+        """Waits at most this long. True once the answer is there."""
         if self._is_due.acquire(timeout=seconds):
-            self._is_due.release()  # For others. If Ctrl-C comes here, they find that it is done when their time is up.
+            self._is_due.release()  # For other waiters. If Ctrl-C comes here, they see the answer after their timeout.
         return self.done()
 
     def done(self) -> bool:
-        """True once it is there. Takes no lock, unlike that of its class: Ctrl-C could leave it locked for ever where
-        the main thread asks again and again, and the thread of the peer would wait for it.
+        """True once the answer is there. Unlike `Future.done` it takes no lock: where the main thread polls, Ctrl-C
+        could leave the lock held forever, and the peer's thread would wait for it.
         """
         return self._state == FINISHED
 
 
 @dataclass(eq=False, kw_only=True)
 class PendingCall:
-    """A call without an answer. `dataclasses.replace` makes the same call anew.
+    """A call without an answer. `dataclasses.replace` makes the same call again.
 
     Attributes:
-        spec: what it votes for; None: connect().
-        send: what a collective reads.
-        recv: receives its result; see `recv_for`.
-        restore: whether old contents are kept, for a failure.
-        transfer: of a sync.
-        future: gets the machine's answer (of collectives the number of peers), or the error.
-        call_id: its number, once it is made.
-        peers: id and name of all who take part, in order of ids, once its plan has come.
-        place: this peer's, among them.
-        error: its answer, while what its memory held is put back.
-        start: the attempt that begins once that is done, in place of one that was planned ahead.
+        spec: the operation it votes for; None: connect().
+        send: the tensor that a collective reads.
+        recv: the tensor that receives its result; see `recv_for`.
+        restore: whether old contents are kept, to put them back after a failure.
+        transfer: the transfer of a sync.
+        future: gets the machine's answer (for collectives the number of peers), or the error.
+        call_id: number of the call, once it is made.
+        peers: id and name of all participants, in order of ids, once the plan has come.
+        place: this peer's index in `peers`.
+        error: the answer, while the old contents of its memory are put back.
+        start: the attempt that begins once they are back, in place of one that was planned ahead.
     """
 
     spec: Spec | None = None
@@ -84,16 +84,16 @@ class PendingCall:
     _is_stored: bool = field(default=False, init=False)
 
     def result(self) -> Any:
-        """What the user gets of a call that has succeeded."""
+        """The result for the user, of a call that has succeeded."""
         return self.future.result()
 
     def fetch(self) -> None:
-        """Waits until what is sent is in memory of the host. By the user's thread, before the call is made."""
+        """Waits until the sent tensor is in host memory. The user's thread calls it, before it makes the call."""
         if self.send.staged is not None:
             self.send.staged.fetch()
 
     def store(self) -> None:
-        """Puts the result where it belongs, if it is elsewhere, once. By a thread of the user, after success."""
+        """Moves the result to its tensor, once, if it is elsewhere. A thread of the user calls it, after success."""
         with self._store_lock:
             if not self._is_stored:
                 self.put()
@@ -110,9 +110,9 @@ class PendingCall:
         return self.recv.nbytes
 
     def recv_for(self, world_size: int, place: int) -> TensorView:
-        """What receives the result, now that it is known how many peers take part, and this one's place among them.
+        """The tensor for the result, given the number of participants and this peer's index among them.
 
-        The peer's thread calls it: a new tensor is allocated there, but none of its pages is touched.
+        The peer's thread calls it: it may allocate a new tensor, but touches none of its pages.
 
         Raises:
             PCCLError, MemoryError: there is no room for the result.
@@ -121,15 +121,15 @@ class PendingCall:
         return self.recv
 
     def rows_for(self, world_size: int) -> TensorView:
-        """What receives all that is sent in an all-to-all by way of others. The peer's thread calls it, as above.
+        """The tensor for the inputs of all peers, in an all-to-all done as an all-gather. See `recv_for`.
 
         Raises:
-            MemoryError: there is no room for it.
+            MemoryError: there is no memory for it.
         """
         raise NotImplementedError
 
     def plan(self, start: StartReduce, own_id: bytes, names: Mapping[bytes, str]) -> ReducePlan:
-        """What the engine of the peer `own_id` does in an attempt at a collective.
+        """The plan for the engine of the peer `own_id` in an attempt at a collective.
 
         Raises:
             PCCLError, MemoryError: there is no room for the result.
@@ -179,7 +179,7 @@ def part_of(count: int, world_size: int, index: int) -> slice:
 
 
 def tree_lanes(how: Reducing, kind: CollectiveKind, count: int) -> tuple[TreeLane, ...]:
-    """The lanes of a plan: the rows of an all-gather, the parts of a reduce-scatter, else in proportion to shares."""
+    """The lanes of a plan: rows in an all-gather, parts in a reduce-scatter, otherwise parts sized by the shares."""
     size, shares = len(how.order), [lane.share for lane in how.lanes]
     ends = [count * end // sum(shares) for end in accumulate(shares)]
     if kind is CollectiveKind.ALL_GATHER:

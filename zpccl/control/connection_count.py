@@ -1,8 +1,8 @@
 """The congestion control of far connections, and the default number of connections of a link.
 
-Each end of a far connection asks the kernel for BBR, for this socket alone. Where that is refused, the one that the
-system is set to stays. The number of connections is chosen once, when the first one is up; how many of them are used
-follows from what the path turns out to carry.
+Each end of a far connection asks the kernel for BBR, for this socket alone. If the kernel refuses, the system's setting
+stays. The number of connections is chosen once, when the first one is up; how many of them are used depends on the rate
+that the path has shown.
 
 The congestion window of a connection is bounded by the kernel's buffer limits and by packet loss. So its throughput
 falls as the round-trip time grows, and more connections make up for that; on a short path they gain nothing. How many
@@ -37,25 +37,25 @@ def connections_for(round_trip_ns: int, congestion_control: str) -> int:
 
 
 def places_for(count: int) -> int:
-    """How many connections a link that was opened with so many may come to have."""
+    """The greatest number of connections that a link may get, if it was opened with `count`."""
     return limits.LINK_CONNECTIONS_MAX if count == limits.LINK_CONNECTIONS_FAR_DEFAULT else count
 
 
 def senders_for(path: PathSample, queued_us: int, used: int, count: int, congestion_control: str) -> int:
-    """How many connections of a link take frames from now on: so many that each has enough under way.
+    """The number of connections of a link that take frames from now on, such that each has enough data in flight.
 
-    No congestion control sends less than a few segments a round trip, and BBR remembers for ten round trips what the
-    path had to spare, so many connections overflow the queue of a slow path. The number grows at once. It falls to a
-    quarter at most, and only where the path was the limit for many round trips: else the path may carry more than this.
+    No congestion control sends less than a few segments a round trip, and BBR remembers for ten round trips how much
+    bandwidth was free. So many connections overflow the queue of a slow path. The number grows at once. It falls to a
+    quarter at most, and only if the path was the limit for many round trips; otherwise the path may carry more.
 
-    It becomes more than the link has if all of these are limited, though nothing waits in the queues of the path: then
-    losses, or buffers of the kernel, bound what each connection has under way, and the path has room.
+    The result exceeds the number that the link has if all of them are limited, but hardly anything waits in the queues
+    of the path: then losses or kernel buffers bound the data in flight of each connection, and the path has room.
 
     Args:
-        path: what it has carried.
+        path: measurement of the path.
         queued_us: how long packets wait in its queues.
-        used: how many have taken frames until now.
-        count: connections with which the link was opened.
+        used: number of connections that have taken frames until now.
+        count: number of connections with which the link was opened.
         congestion_control: the kernel's name for it; "" if unknown.
     """
     rate = path.sent_bytes * SECOND // (path.busy_us * US)
@@ -64,7 +64,7 @@ def senders_for(path: PathSample, queued_us: int, used: int, count: int, congest
     window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
     is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
     has_room = is_sure and used == count and 100 * queued_us <= limits.LINK_ROOM_QUEUE_PERCENT_MAX * path.round_trip_us
-    if has_room or used > count:  # Those that it has got since stay: with them, queues may well be full.
+    if has_room or used > count:  # Connections added since stay: with them, the queues may be full.
         count = places_for(count)
     wanted = max(1, min(count, -(-under_way // window)))
     if wanted >= used:
@@ -73,14 +73,14 @@ def senders_for(path: PathSample, queued_us: int, used: int, count: int, congest
 
 
 def use_bbr(connection: socket.socket) -> bool:
-    """Asks for BBR if the connection is far. False: it is, and the kernel does not let this process have it."""
+    """Asks for BBR if the connection is far. False: it is far, and the kernel does not let this process use BBR."""
     if round_trip_ns(connection) < limits.LINK_FAR_ROUND_TRIP_NS or _is_bbr(congestion_control(connection)):
         return True
     return ask_for_bbr(connection)
 
 
 def ask_for_bbr(connection: socket.socket) -> bool:
-    """False if the kernel does not let this process have BBR."""
+    """Asks for BBR. False if the kernel does not let this process use it."""
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     except OSError:

@@ -1,4 +1,4 @@
-"""A master dials back: is a port of the host that asks open from outside?
+"""A master dials back, so that a host learns whether one of its ports is open from outside.
 
     host                                    master
     CheckRequest(port, token)        ->     notes the address that this connection comes from
@@ -7,12 +7,12 @@
     accepts; first half of the token ->
                                      <-     second half of the token
 
-The master tells nobody what has become of the dial: only who listens at the port learns that it is open. So strangers
-cannot scan ports with it, of other hosts or of those with whom they share an address. It sends nothing to a program
-that has not sent half of the token first. It dials each address at most once in DIAL_BACK_INTERVAL, and DIAL_BACKS_MAX
-at the same time.
+The master reports the result of the dial to nobody: only a program that listens at the port learns that it is open. So
+strangers cannot use the master to scan ports, neither of other hosts nor of hosts that share an address with them. The
+master sends nothing to a program that has not sent half of the token first. It dials each address at most once in
+DIAL_BACK_INTERVAL, and DIAL_BACKS_MAX addresses at the same time.
 
-The thread of the master's loop owns all sockets. One descriptor, that of an epoll, is readable when something happened.
+The thread of the master's loop owns all sockets. Their epoll has one descriptor, readable when there is work.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Dial:
     """A dial that is in progress, or was a moment ago.
 
     Attributes:
-        connection: None once it is over.
-        until_ns: the end of its time; then of the time in which its address is not dialled again.
+        connection: None once the dial is over.
+        until_ns: when the dial times out; once it is over, when its address may be dialled again.
     """
 
     host: str
@@ -53,22 +53,22 @@ class DialBacks:
         self._dials: dict[str, _Dial] = {}  # By address.
 
     def fileno(self) -> int:
-        """Is readable when `serve` has something to do."""
+        """The descriptor that is readable when `serve` has something to do."""
         return self._epoll.fileno()
 
     def deadline_ns(self) -> int | None:
-        """When `serve` is due, whatever happens; None: never."""
+        """When `serve` is due even if the descriptor is not readable; None: never."""
         return min((dial.until_ns for dial in self._dials.values() if dial.connection is not None), default=None)
 
     def dial(self, host: str, port: int, token: bytes, now_ns: int) -> bool:
-        """Dials a port of the host that asks for it. False: not now, or not such an address."""
+        """Dials a port of the host that asks for it. False: not now, or the address cannot be dialled."""
         self._forget_old(now_ns)
         if not host or port == 0 or host in self._dials or len(self._dials) >= limits.DIAL_BACKS_MAX:
             return False
         try:
             family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        except (OSError, ValueError):  # ValueError: no address, such as one of a Unix-domain socket.
+        except (OSError, ValueError):  # ValueError: not an IP address, as for a Unix-domain socket.
             return False
         status = connection.connect_ex((host, port))
         if status not in (0, errno.EINPROGRESS):
@@ -79,7 +79,7 @@ class DialBacks:
         return True
 
     def serve(self, now_ns: int) -> None:
-        """Answers those that have sent their half of the token; ends all others whose time is up."""
+        """Answers hosts that have sent their half of the token; ends the dials whose time is up."""
         ready = {descriptor for descriptor, _ in self._epoll.poll(0)} if self._dials else set()
         for dial in list(self._dials.values()):
             if dial.connection is None:
@@ -92,7 +92,7 @@ class DialBacks:
 
     @staticmethod
     def _answer(dial: _Dial, connection: socket.socket) -> None:
-        """Whoever listens sends its half at once, and in one piece: fewer bytes are no answer of ours."""
+        """Sends the second half of the token if the first one came whole: a host of ours sends it in one piece."""
         with contextlib.suppress(OSError):  # Refused, or closed.
             if connection.recv(TOKEN_HALF_BYTES) == dial.token[:TOKEN_HALF_BYTES]:
                 connection.send(dial.token[TOKEN_HALF_BYTES:])

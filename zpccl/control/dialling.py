@@ -1,15 +1,15 @@
-"""Dialling a peer: which of its addresses, and the dialler's part of the handshake.
+"""Dialling a peer: the choice among its addresses, and the dialler's part of the handshake.
 
-The local socket of the peer comes first, then its likely address, which is the first one that it and the master name;
-each has a head start of ADDRESS_STAGGER, which ends early if it fails. Then all others are dialled at the same time.
-A name that has several addresses stands for all of them: one of IPv6 may lead nowhere.
-The first one where the right peer accepts is taken, and the others are closed. `Results` keeps what came of each
-address, for the error and the log.
+The dialler tries the local socket of the peer first, then its likely address, which is the first of its list. Each has
+a head start of ADDRESS_STAGGER, which ends early if it fails. Then all others are dialled at the same time.
+If a name has several addresses, all of them are dialled: an IPv6 address may lead nowhere.
+The first connection on which the right peer accepts is taken, and the others are closed. `Results` keeps the result of
+each address, for the error and the log.
 
 Two peers behind NATs may open a connection together: each dials the address at which the master sees the other, from
-the port at which it listens. Its SYN opens its own NAT for that of the other end, whenever it comes. This works where
-NATs keep ports and drop what they do not expect. Both ends have dialled then, and both send HELLO; that of the smaller
-peer id is ignored. There is one connection between two such ports, so such a link has one, and it is tried last.
+the port at which it listens. Each SYN opens the sender's own NAT for the SYN of the other end. This works where NATs
+keep ports and drop unexpected packets. Both ends have dialled then, and both send HELLO; the HELLO of the smaller peer
+id is ignored. Only one connection is possible between the two ports, so such a link has one, and it is tried last.
 
 A `Dialler` runs in the loop of the broker (links.py) and owns a socket until it returns it.
 """
@@ -63,7 +63,7 @@ _TEXTS = {
 }
 
 _Target: TypeAlias = tuple[int, Any]
-"""The family of an address, and what its sockets connect to."""
+"""The family of an address, and the argument of connect()."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class Dialled:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a dialler knows of a link and does not send."""
+    """The secret values of a link, which a dialler never sends."""
 
     link_key: bytes = field(repr=False)
     private: bytes = field(repr=False)
 
 
 class Results:
-    """What came of each address that was dialled, in order."""
+    """The result of each address that was dialled, in order."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, str] = {}
@@ -95,7 +95,7 @@ class Results:
         self._by_address[address] = _UNANSWERED
 
     def resolved(self, name: str) -> None:
-        """It is a name, whose addresses are dialled instead."""
+        """The address is a name, and its addresses are dialled instead."""
         self._by_address.pop(name, None)
 
     def connected(self, address: str) -> None:
@@ -103,11 +103,11 @@ class Results:
         self._by_address[address] = "connected, then " + _UNANSWERED
 
     def failed(self, address: str, error: BaseException) -> None:
-        """It came to nothing."""
+        """The dial failed."""
         self._by_address[address] = text_of(error)
 
     def text(self, reason: str = "") -> str:
-        """One line for people: each address with its result. The local socket is left out, as most peers have none."""
+        """One line for people: each address with its result, without the local socket, which most peers do not have."""
         dialled = [f"{address}: {text}" for address, text in self._by_address.items() if not is_local_address(address)]
         return "; ".join([reason] * bool(reason) + dialled) or "it gave no address"
 
@@ -116,11 +116,11 @@ class Dialler:
     """Dials peers.
 
     Args:
-        loop: in whose thread it is called.
-        listener: at which this peer listens.
+        loop: the loop in whose thread the dialler is called.
+        listener: the listening socket of this peer.
         dials_locally: whether peers of this host are dialled at their Unix-domain sockets.
-        adopt: takes a connection that both ends have opened, with the other end's HELLO, as one that was accepted, and
-            waits for the end of its handshake.
+        adopt: accepts a connection that both ends have opened, given the other end's HELLO, and waits for the end of
+            its handshake.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Dialler:
         self._listener = listener
         self._dials_locally = dials_locally
         self._adopt = adopt
-        self._lacks_bbr = False  # That was found, and said.
+        self._lacks_bbr = False  # True once the warning is logged.
 
     async def set_up(
         self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets, results: Results, may_commit: Callable[[], None]
@@ -142,14 +142,14 @@ class Dialler:
         """Dials all connections of a link, and commits them.
 
         Args:
-            neighbour: whom to dial.
-            hello: of the first connection; a count of 0 is replaced by one that fits the path.
-            secrets: of the link.
-            results: to be filled in.
-            may_commit: called before the first COMMIT is sent; it raises if the link is not to be set up any more.
+            neighbour: the peer to dial.
+            hello: HELLO of the first connection; a count of 0 is replaced by one that fits the path.
+            secrets: secret values of the link.
+            results: filled in by this call.
+            may_commit: called before the first COMMIT is sent; it raises if the link is no longer wanted.
 
         Raises:
-            HandshakeError, OSError: it came to nothing.
+            HandshakeError, OSError: no link could be set up.
         """
         address, first = await self.dial_any(neighbour, hello, secrets, results)
         dialled = [first]
@@ -168,7 +168,7 @@ class Dialler:
         return dialled
 
     async def dial_one_more(self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets) -> Dialled:
-        """Dials one connection in place of one that a link has lost, and commits it."""
+        """Dials one more connection of an open link, mostly in place of a lost one, and commits it."""
         _, one = await self.dial_any(neighbour, hello, secrets, Results())
         try:
             await self._confirm(one)
@@ -180,7 +180,7 @@ class Dialler:
     async def dial_any(
         self, neighbour: Neighbour, hello: LinkHello, secrets: Secrets, results: Results
     ) -> tuple[str, Dialled]:
-        """The first address where the right peer answers, and the connection to it."""
+        """Dials the addresses. Returns the first one where the right peer answers, and the connection to it."""
         tries: dict[asyncio.Task[Dialled | list[_Target]], str] = {}
         local = [local_address(neighbour.peer_id)] if self._dials_locally else []
         others = neighbour.addresses[1:]
@@ -193,7 +193,7 @@ class Dialler:
                     address, target = one if isinstance(one, tuple) else (one, None)
                     results.begin(address)
                     tries[self._loop.create_task(self._dial_one(address, target, hello, secrets, results))] = address
-                if group and group is others and hello.generation == 0:  # The first of them is the one that was seen.
+                if group and group is others and hello.generation == 0:  # The master saw the first of them.
                     name = f"{others[0]} from our port"
                     results.begin(name)
                     tries[self._loop.create_task(self._open_together(others[0], hello, secrets))] = name
@@ -217,11 +217,11 @@ class Dialler:
                 task.add_done_callback(_close_result)
 
     async def _resolve(self, address: str) -> list[_Target]:
-        """What an address stands for."""
+        """The targets of an address: one, or several if it is a name."""
         if is_local_address(address):
             return [(socket.AF_UNIX, address)]
         host, port = parse_address(address)
-        try:  # A number needs no thread that asks a name server.
+        try:  # A numeric address needs no thread that asks a name server.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -230,7 +230,7 @@ class Dialler:
     async def _dial_one(
         self, address: str, target: _Target | None, hello: LinkHello, secrets: Secrets, results: Results
     ) -> Dialled | list[_Target]:
-        """Dials an address, at `target` if that is known. Returns the targets of a name that has several."""
+        """Dials an address, at `target` if that is known. Does not dial a name with several targets: returns them."""
         if target is None:
             targets = await self._resolve(address)
             if len(targets) > 1:
@@ -272,7 +272,7 @@ class Dialler:
             raise
 
     async def _connect(self, target: _Target, *, beside: socket.socket | None = None) -> socket.socket:
-        """A connection to an address, from the port of the listener `beside` if there is one."""
+        """Connects to an address, from the port of the listener `beside` if that is given."""
         family, address = target
         connection = closed_in_children(socket.socket(family, socket.SOCK_STREAM))
         try:
@@ -303,16 +303,16 @@ class Dialler:
             )
 
     async def _confirm(self, one: Dialled) -> None:
-        let_pass_descriptors(one.connection, allowed=True)  # The other end does as soon as it has sent READY.
+        let_pass_descriptors(one.connection, allowed=True)  # The other end passes them right after READY.
         await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
         one.transcript.check(await receive(self._loop, one.connection, SIGNAL_BYTES), Signal.READY)
 
 
 async def receive(loop: asyncio.AbstractEventLoop, connection: socket.socket, size: int) -> bytes:
-    """The next `size` bytes of a connection, and no more.
+    """Receives the next `size` bytes of a connection, and no more.
 
     Raises:
-        HandshakeError: it ended before.
+        HandshakeError: the connection ended before that.
     """
     data = b""
     while len(data) < size:
@@ -330,7 +330,7 @@ def _dialled(connection: socket.socket, hello: LinkHello, answer: bytes, secrets
 
 
 def close_all(dialled: list[Dialled]) -> None:
-    """Closes connections that are not wanted after all."""
+    """Closes connections that are no longer wanted."""
     for one in dialled:
         one.connection.close()
 

@@ -13,8 +13,8 @@ def ciphers_to_offer(encrypt: bool | None, *, has_secret: bool) -> tuple[Cipher,
     """The ciphers that this peer offers for its links, best first.
 
     Args:
-        encrypt: True: encrypted links only. False: no encrypted links. None: as ZPCCL_ENCRYPT says, 1 or 0; where it
-            is not set, True with a secret.
+        encrypt: True: encrypted links only. False: no encrypted links. None: as ZPCCL_ENCRYPT says, 1 or 0; if that is
+            not set, True with a secret.
         has_secret: without a secret there are no keys, and nothing is encrypted.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What a forked child closes, such as a worker of a DataLoader: its copies of the parent's connections and listeners.
+"""A forked child, such as a worker of a DataLoader, closes its copies of the parent's connections and listeners.
 
-A connection ends when all its copies are closed. With one open in a child, the other end would not notice that the
-parent has died, until heartbeats are missing. The child closes them, which sends nothing; a shutdown would end the
+A connection ends when all its copies are closed. If a child kept one open, the other end would not notice that the
+parent has died until heartbeats are missing. The child closes its copies, which sends nothing; a shutdown would end the
 parent's connection. The sockets of open links belong to the engine, which does the same for them (native/engine.c).
 """
 
@@ -16,19 +16,19 @@ from zpccl.engine.living import Living
 
 
 class Descriptor:
-    """A descriptor of libzmq's, which may close it at any moment: then the number may be that of another file."""
+    """A descriptor that libzmq owns and may close at any moment; its number may then belong to another file."""
 
     def __init__(self, number: int) -> None:
         self._number, self._inode = number, _inode(number)
 
     def detach(self) -> int:
-        """Returns the descriptor, once, while it is the same file; else -1."""
+        """Returns the descriptor, once, if it is still the same file; otherwise -1."""
         number, self._number = self._number, -1
         return number if self._inode is not None and _inode(number) == self._inode else -1
 
 
 def _inode(number: int) -> tuple[int, int] | None:
-    """The device and the inode of an open file, which no other has; None if it is closed."""
+    """The device and the inode of an open file, which identify it; None if it is closed."""
     try:
         status = os.fstat(number)
     except OSError:
@@ -50,7 +50,7 @@ def _close_all() -> None:
     for source in _open.all():
         descriptor = source.detach()
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # The engine has just taken it over, and has closed it here.
+            with contextlib.suppress(OSError):  # The engine has taken it over and has closed it in this child.
                 os.close(descriptor)
 
 

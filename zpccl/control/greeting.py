@@ -1,8 +1,8 @@
 """Asks a ZeroMQ server for its security mechanism, with the start of a ZMTP 3 greeting (rfc.zeromq.org/spec/23).
 
-libzmq reports to a client that the handshake failed, but in general not why: a server that requires another mechanism
-may close the connection before it has sent its greeting. So the client opens a connection on which it sends nothing
-after the version; every server answers that with its complete greeting.
+libzmq reports to a client that the handshake failed, but mostly not why: a server that requires another mechanism may
+close the connection before it has sent its greeting. So the client opens a connection on which it sends nothing after
+the version; every server answers with its complete greeting.
 """
 
 from __future__ import annotations

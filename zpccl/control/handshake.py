@@ -13,9 +13,9 @@ link, the index of the lost connection, and a generation above 0; its handshake 
 READY is sent once the acceptor's data plane has taken it. After READY both sides hand their descriptors to the data
 plane. The first frame may follow at once, so neither side reads beyond the end of a message.
 
-The MAC of HELLO is a keyed hash of the rest of it. It may have been captured, so it proves nothing to the acceptor,
-but who does not know the key gets no answer that would cost an exchange of keys. A proof is a keyed hash of the kind
-of the message, the whole HELLO (run, both peers, link, index) and the acceptor's nonce, cipher and share. Only the two
+The MAC of HELLO is a keyed hash of the rest of it. A HELLO may have been captured, so its MAC proves nothing to the
+acceptor; but without the key a dialler cannot make it do a key exchange. A proof is a keyed hash of the kind of the
+message, the whole HELLO (run, both peers, link, index) and the acceptor's nonce, cipher and share. Only the two
 peers and the master that issued it know its key, so ACCEPT authenticates the acceptor and COMMIT the dialler. Both
 sides contribute fresh random bytes, so a captured handshake cannot be replayed; the kind of the message is included,
 so no proof can be used as another. In a run without a secret the key is public: MAC and proofs then only confirm that
@@ -97,7 +97,7 @@ class LinkHello:
         return [cipher for cipher in Cipher if self.offers >> cipher & 1]
 
     def encode(self, key: bytes) -> bytes:
-        """Encodes the message, with a MAC by the key of the link."""
+        """Encodes the message, with a MAC made with the key of the link."""
         said = self.said()
         return said + _mac(said, key)
 
@@ -139,7 +139,7 @@ def check_hello(data: bytes, key: bytes) -> None:
     """Checks the MAC of a HELLO.
 
     Raises:
-        AuthenticationError: it is not by the key of the link.
+        AuthenticationError: it was not made with the key of the link.
     """
     if not hmac.compare_digest(data[-MAC_BYTES:], _mac(data[:-MAC_BYTES], key)):
         raise AuthenticationError("HELLO without the key of this link")
@@ -155,7 +155,7 @@ class Transcript:
     Args:
         hello: its first message.
         nonce: NONCE_BYTES random bytes of the acceptor.
-        key: of the link, 32 bytes; empty in a run without a secret.
+        key: key of the link, 32 bytes; empty in a run without a secret.
         cipher: the acceptor's choice.
         share: ephemeral public X25519 key of the acceptor, for this connection only.
     """
@@ -232,7 +232,7 @@ def accepted(hello: LinkHello, data: bytes, key: bytes) -> Transcript:
 
 
 def is_hello(data: bytes) -> bool:
-    """True if what begins so is a HELLO: the other side has dialled this connection, too."""
+    """True if a message that begins with `data` is a HELLO: the other side has also dialled this connection."""
     return data[: len(MAGIC)] == MAGIC and data[len(MAGIC) + 1] == Signal.HELLO
 
 

@@ -1,9 +1,9 @@
-"""Bounds the memory that each connection costs the master, where libzmq does not.
+"""Bounds the memory that each connection costs the master, because libzmq does not.
 
-libzmq does not bound it. A ROUTER socket buffers received messages and message parts until they are taken: the receive
+A ROUTER socket buffers received messages and message parts until they are taken: the receive
 high-water mark counts whole messages only, and does not work with heartbeats (docs/adr/0015); MAXMSGSIZE bounds one
 part; an empty part takes 2 bytes on the wire and 64 in memory. The send queue is bounded by a number of messages of any
-size. A silent connection is kept for ever.
+size. A silent connection is kept forever.
 
 So this module asks the kernel (TCP_INFO) how many bytes a connection has received, and how many its other end has
 acknowledged. Bytes received minus the bytes of messages taken from the socket are buffered by libzmq, or were
@@ -14,19 +14,20 @@ peer reconnects then, as after any broken connection, and loses nothing.
 All connections are checked at an interval that grows with their number, so that checking takes at most 4% of a CPU.
 There is no event to wait for: libzmq signals whole messages only, and epoll does not report what libzmq has read.
 
-What libzmq holds of closed connections is not known: nobody can ask the kernel any more. So if too many that had not
-registered have closed since the socket was last found empty, the kernel drops what comes to the port until it is found
-empty again: no connections are made, and hosts try again a second later. Open ones are served.
+How much libzmq still holds of closed connections is unknown, because the kernel no longer counts for them. So if too
+many unregistered connections have closed since the socket was last found empty, the kernel drops all packets to the
+listening port until the socket is found empty again: no connection is made, and hosts try again a second later. Open
+connections are served.
 
 Heartbeats are never delivered, and would add up to more than any bound within a day. Bytes that had arrived when the
 socket was last found empty cannot belong to a message that begins later. So once another message has come after that,
 those bytes that no message covers were heartbeats, up to the greatest possible number of heartbeats. A peer that has
-nothing to say sends an empty message now and then, else its heartbeats alone would reach a bound in the end.
+nothing to say sends an empty message now and then; otherwise its heartbeats alone would reach a bound in the end.
 
-Ownership. libzmq owns the descriptors and closes them at any time, after which the next file gets the same number. So
-every operation works on a duplicate whose kernel socket cookie was compared. The number of that duplicate is reserved:
-connections that nobody could shut down for want of a descriptor would keep all descriptors for ever. Only the thread of
-the master's loop uses this module.
+Ownership. libzmq owns the descriptors and closes them at any time; the next file may then get the same number. So every
+change is made on a duplicate whose kernel socket cookie was compared. The descriptor number of that duplicate is
+reserved: if none were free, nobody could shut connections down, and they would keep all descriptors forever. Only the
+thread of the master's loop uses this module.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _COUNTS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received (linux/t
 _COUNTS_OFFSET = 120
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_COOKIE = 26, 27, 57
 _DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
-"""A filter of packets (linux/filter.h): the one instruction "return 0", which takes nothing of any."""
+"""A packet filter (linux/filter.h) of one instruction, "return 0": it drops every packet."""
 _CURVE_MESSAGE_BYTES = 33
 """Name, nonce, authenticator and flags around a part (rfc.zeromq.org/spec/26)."""
 _OUTSIDERS = (Standing.STRANGER, Standing.PENDING)
@@ -145,7 +146,7 @@ class Inflow:
         self._strangers_max = min(limits.STRANGERS_MAX, half)
 
     def deadline_ns(self) -> int | None:
-        """Time of the next `look`; None while there are no connections, and some may come."""
+        """Time of the next `look`; None while there are no connections and the port is not held back."""
         return self._due_ns if self._connections or self.is_holding_back else None
 
     def wire_bytes(self, size: int) -> int:
@@ -190,10 +191,10 @@ class Inflow:
                 self._by_routing_id.pop(connection.routing_id, None)
 
     def named(self, descriptor: int, routing_id: bytes) -> None:
-        """The first message of an open connection has this routing id."""
+        """The first message of an open connection has come, with this routing id."""
         connection = self._connections.get(descriptor)
         if connection is not None:
-            if connection.routing_id is not None:  # Of an earlier one with this descriptor, as it turns out.
+            if connection.routing_id is not None:  # That of an earlier connection with this descriptor.
                 self._by_routing_id.pop(connection.routing_id, None)
             connection.routing_id = routing_id
             self._by_routing_id[routing_id] = connection
@@ -217,11 +218,11 @@ class Inflow:
             self._hold_back(False)
 
     def forget(self, routing_id: bytes) -> None:
-        """What libzmq may still hold of a closed connection counts as that of any stranger from now on."""
+        """From now on, messages that libzmq may still hold of a closed connection are treated like a stranger's."""
         self._cut_ids.discard(routing_id)
 
     def is_cut(self, routing_id: bytes) -> bool:
-        """True for a connection that was shut down, while libzmq may still hold messages of it."""
+        """True for a connection that was shut down, while libzmq may still hold its messages."""
         return routing_id in self._cut_ids
 
     def may_send(self, routing_id: bytes, size: int) -> bool:
@@ -312,7 +313,7 @@ class Inflow:
                 self._cut(connection, "it has not registered" if is_late else "too many have not registered", now_ns)
 
     def _hold_back(self, is_holding_back: bool) -> None:
-        """Makes the kernel drop what comes to the port, or take it again."""
+        """Makes the kernel drop all packets to the listening port, or accept them again."""
         if self._listener is None:
             return
         with contextlib.suppress(OSError), self._duplicates.of(*self._listener) as listener:
@@ -325,7 +326,7 @@ class Inflow:
 
     @staticmethod
     def _measure(connection: _Connection) -> None:
-        """Reads the counts from the kernel; leaves them if the descriptor belongs to another socket by now."""
+        """Reads the counts from the kernel; leaves them if the descriptor is not a TCP socket by now."""
         with contextlib.suppress(OSError, struct.error):
             borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection.descriptor)
             try:
@@ -348,7 +349,7 @@ class Inflow:
 
 
 class Duplicates:
-    """Duplicates descriptors, one at a time, to a number that it has reserved: also when no other one is free."""
+    """Duplicates descriptors, one at a time, to a reserved number. So it works even when no other number is free."""
 
     def __init__(self) -> None:
         self._nothing = socket.socket()
@@ -379,6 +380,6 @@ class Duplicates:
             os.dup2(self._nothing.fileno(), reserved, inheritable=False)
 
     def close(self) -> None:
-        """Gives the number back."""
+        """Gives the reserved number back."""
         self._reserved.close()
         self._nothing.close()

@@ -1,4 +1,4 @@
-"""Secrets and keys: their text form, where they are read from, and the keys derived from them.
+"""Secrets and keys: their text form, their sources, and the keys derived from them.
 
 Two ways to authenticate peers:
 
@@ -145,7 +145,7 @@ def _value(text: str, kinds: tuple[str, ...], source: str) -> tuple[str, bytes]:
 
 
 def find_secret(secret: object, secret_file: str | os.PathLike[str] | None = None) -> tuple[str, str] | None:
-    """The text of the secret and where it is from: the keyword, the file, ZPCCL_SECRET or ZPCCL_SECRET_FILE; or None.
+    """The text of the secret and its source: the keyword, the file, ZPCCL_SECRET or ZPCCL_SECRET_FILE; or None.
 
     Raises:
         InvalidArgument: the file cannot be read, or the value is empty, which is treated as a mistake.
@@ -181,8 +181,8 @@ def _read(path: Path) -> str:
 
 
 def _rights_of_others(path: Path) -> int:
-    """Bits of the mode of a file by which other users may read it."""
-    # systemd lets the service alone read its credentials, by an access list whose mask looks like a right of the group.
+    """The mode bits that let other users read a file."""
+    # systemd protects the credentials of a service by an access list, whose mask looks like a right of the group.
     is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or os.devnull)
     return stat.S_IROTH if is_credential else stat.S_IRGRP | stat.S_IROTH
 
@@ -253,7 +253,7 @@ def peer_keys(secret: str | None = None, master_key: str | None = None) -> PeerK
 
     Args:
         secret: a secret or a private key; ZPCCL_SECRET or the file of ZPCCL_SECRET_FILE if left out.
-        master_key: the public key of the master, where the peer has a private key; ZPCCL_MASTER_KEY if left out.
+        master_key: the public key of the master, if the peer has a private key; ZPCCL_MASTER_KEY if left out.
 
     Raises:
         InvalidArgument: a text is malformed, or the two do not match.
@@ -285,6 +285,6 @@ def _own_pair(value: bytes) -> tuple[bytes, bytes]:
 
 
 def _pair(private: bytes) -> tuple[bytes, bytes]:
-    """Public and private CURVE key as Z85 text, of 32 private bytes."""
+    """Public and private CURVE key as Z85 text, from 32 private bytes."""
     text = z85.encode(private)
     return zmq.curve_public(text), text

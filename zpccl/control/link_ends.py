@@ -1,4 +1,4 @@
-"""Which way a link takes: the addresses of its two ends, and the network interface of this host."""
+"""The path of a link: the addresses of its two ends, and the network interface of this host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class LinkEnds:
     """The ends of a link when it was opened.
 
     Attributes:
-        local_address, remote_address: "host:port" of the first connection; "" of a Unix-domain socket.
-        interface: of this host that has the local address, such as "eth0"; "" if none has it any more.
-        connections: how many the link has.
-        congestion_control: of its connections, such as "cubic"; "" of Unix-domain sockets.
+        local_address, remote_address: "host:port" of the first connection; "" for a Unix-domain socket.
+        interface: the interface of this host with the local address, such as "eth0"; "" if none has it any more.
+        connections: number of connections.
+        congestion_control: that of the connections, such as "cubic"; "" for Unix-domain sockets.
         is_local: True for Unix-domain sockets, within this host.
     """
 

@@ -1,12 +1,12 @@
 """Setting up links: who dials and who accepts, which connections become the link; dialling lost connections again.
 
 One thread runs an asyncio loop; it owns the listeners and every socket until the link is complete. Complete links go to
-`on_link` as a list of connected sockets, failures of dialling to `on_failed`; both are called in this thread and must
-only pass on. All public methods may be called from any thread.
+`on_link` as a list of connected sockets, and failures of dialling to `on_failed`; both are called in this thread and
+must only pass their arguments on. All public methods may be called from any thread.
 
-Both ends dial, since one of them may be behind a NAT or a firewall. The end of `Neighbour.dial` dials at once, the
-other one DIAL_HEAD_START later, and not while connections of the first are in their handshake. If both dial at the same
-time, the end with the greater peer id decides which connections become the link:
+Both ends dial, since one of them may be behind a NAT or a firewall. The end with `Neighbour.dial` dials at once. The
+other one dials DIAL_HEAD_START later, and not while connections of the first are in their handshake. If both dial at
+the same time, the end with the greater peer id decides which connections become the link:
 
     the greater id    the first of two that happens: its own dial sends COMMIT, or the other's dial has sent all COMMITs
       own dial        is in doubt until READY comes, or it fails. The other's connections wait for that: if it succeeds
@@ -15,17 +15,17 @@ time, the end with the greater peer id decides which connections become the link
     the smaller id    takes what the other one commits, gives its own dial up, and closes its connections
 
 When the dial of one end has succeeded, the other end has given its own up. So a connection whose HELLO was read before
-that is stale, and is closed; one that is read later is of a new link, since that one was lost at the other end.
+that is stale, and is closed. A HELLO that is read later belongs to a new link: the other end has lost the first one.
 
-A connection of an open link that was lost is dialled again by the side that dialled the link, until the link is lost or
-there is one; it goes to `on_connection`, at the acceptor's side first. Links with a neighbour are counted here and by
-who takes them, so that both know which one they speak of.
+When an open link loses a connection, the side that dialled the link dials it again, until it succeeds or the link is
+lost. The new connection goes to `on_connection`, at the acceptor first. The broker numbers its links and passes the
+number on with each, so that it and its user know which link they mean.
 
-An incoming connection is bounded in time by LINK_SETUP_TIMEOUT, its first message by HELLO_TIMEOUT, and in number by
-HANDSHAKES_MAX. Where there are as many, or HANDSHAKES_OF_ADDRESS_MAX of one address, a new one takes the place of a
-random one of those that have not shown that they are of a neighbour. So nobody can keep the port shut: a neighbour's
-connection shows that a moment after it is accepted. One that comes before this peer has heard of its sender waits for
-that, within its time.
+An incoming connection must complete its handshake within LINK_SETUP_TIMEOUT and send its first message within
+HELLO_TIMEOUT; at most HANDSHAKES_MAX are unfinished. At this limit, or at HANDSHAKES_OF_ADDRESS_MAX of one address, a
+new one takes the place of a random one that has not yet proved to come from a neighbour. So nobody can keep the port
+shut: a neighbour's connection proves it a moment after it is accepted. A connection that comes before this peer has
+heard of its sender waits for that, within its time.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class _Handshake:
     """An incoming connection until it is part of a link.
 
     Attributes:
-        host: that it comes from, until it has shown that it is of a neighbour; then "".
-        sender: the neighbour, once it has shown that.
-        awaited: the neighbour that it says it is of, if this peer has not heard of that one.
-        arrival: set once this peer has.
-        hello_timer: ends it if its first message does not come in time.
-        timer: ends it at the end of its time.
+        host: the host that it comes from; "" once it has proved to come from a neighbour.
+        sender: that neighbour, once proved.
+        awaited: the neighbour that it claims to come from, if this peer has not heard of it yet.
+        arrival: set once this peer has heard of that neighbour.
+        hello_timer: ends the handshake if the first message does not come in time.
+        timer: ends the handshake when its time is up.
     """
 
     host: str
@@ -108,23 +108,23 @@ class _Handshake:
 
 @dataclass(eq=False)
 class _Dial:
-    """A link that this side dials, until it is there, has failed or is given up."""
+    """A link that this side dials, until it is set up, has failed or is given up."""
 
     task: asyncio.Task[None] | None = None
     has_committed: bool = False
-    """True once the other end may have taken it for the link."""
+    """True once the other end may have accepted it as the link."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
 class NewLink:
-    """A link that is set up. Its sockets belong to whoever takes this.
+    """A link that is set up. Its sockets belong to the receiver of this object.
 
     Attributes:
         peer_id: its other end.
-        number: of this link among those of the broker.
+        number: the broker's number of this link.
         sockets: all its connections.
-        cipher_keys: cipher and keys of each of them; None if the link is not encrypted.
+        cipher_keys: cipher and keys of each connection; None if the link is not encrypted.
     """
 
     peer_id: bytes
@@ -135,15 +135,15 @@ class NewLink:
 
 @dataclass(frozen=True)
 class NewConnection:
-    """A connection in place of one that an open link lost. Its socket belongs to whoever takes this.
+    """A connection that an open link gets later, mostly for a lost one. Its socket belongs to the receiver of this.
 
     Attributes:
         peer_id: of the other end.
-        number: of the link, among those with this neighbour that were handed over, from 1 on.
+        number: the broker's number of the link, counted from 1.
         index: its place in the link.
-        generation: greater than that of any connection that was there before.
+        generation: greater than that of any earlier connection in this place.
         keys: its cipher and keys; None if the link is not encrypted.
-        ready: to be sent before anything else, and only if the data plane takes the connection; empty at the dialler.
+        ready: sent before anything else, and only if the data plane takes the connection; empty at the dialler.
     """
 
     peer_id: bytes
@@ -163,10 +163,10 @@ class _OpenLink:
     nonce: bytes
     cipher: Cipher
     neighbour: Neighbour | None
-    """Whom this side dialled; None if the other side did."""
-    generations: dict[int, int] = field(default_factory=dict)  # Last ones dialled, by place.
-    joined_s: dict[int, float] = field(default_factory=dict)  # When a dial to the place last succeeded.
-    delays_s: dict[int, float] = field(default_factory=dict)  # Before the next dial to it.
+    """The neighbour, if this side dialled the link; None if the other side did."""
+    generations: dict[int, int] = field(default_factory=dict)  # The last one dialled, by place in the link.
+    joined_s: dict[int, float] = field(default_factory=dict)  # Time of the last dial that succeeded, by place.
+    delays_s: dict[int, float] = field(default_factory=dict)  # Delay before the next dial, by place.
     dials: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -176,16 +176,16 @@ class LinkBroker:
     Args:
         peer_id: of this peer.
         listener: a listening, non-blocking socket; the broker owns it from now on.
-        connection_count: TCP connections of each link that this peer dials; 0: chosen by connection_count.py.
-        advertise: an address at which others reach this peer, beside those of its interfaces.
+        connection_count: TCP connections of each link that this peer dials; 0: connection_count.py chooses.
+        advertise: an address at which others reach this peer, in addition to those of its interfaces.
         on_link: called with each link that is complete.
         on_failed: called with the neighbour's id and the reason when a link cannot be set up.
         requires_keys: the run has a secret, so no link is set up without a key from the master.
-        ciphers: with which a link may be set up; PLAIN is the only one that goes without keys.
-        on_connection: called with each connection that is added to an open link; without it none is.
-        masters: the addresses of the masters: others mostly reach this peer at the address from which it reaches these.
-        local_listener: for peers of this host, at its `local_address`; the broker owns it from now on. None: they come
-            and are dialled like others.
+        ciphers: the ciphers that a link may use; only PLAIN works without keys.
+        on_connection: called with each connection that is added to an open link; if None, no connection is added.
+        masters: addresses of the masters; other peers mostly reach this one at the address that it uses towards them.
+        local_listener: for peers of this host, at its `local_address`; the broker owns it from now on. None: peers of
+            this host are dialled and accepted like others.
     """
 
     def __init__(
@@ -215,20 +215,20 @@ class LinkBroker:
         self._refusals = RefusalLog(logger)
         self.addresses = reachable_at(listener, advertise, masters)
         self._run_id = b""
-        self._keys: dict[bytes, bytes] = {}  # Of the links to neighbours that are wanted, by peer id.
+        self._keys: dict[bytes, bytes] = {}  # Link keys of the wanted neighbours, by peer id.
         self._dials: dict[bytes, _Dial] = {}  # By neighbour.
         self._incoming: dict[tuple[bytes, bytes], _IncomingLink] = {}  # By sender and nonce.
-        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that takes part in it.
+        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}  # By the task that runs it.
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(_make_task)
         self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
-        self._has_begun = threading.Lock()  # Held by the first: the thread, or who ends everything before it has begun.
+        self._has_begun = threading.Lock()  # Taken by the thread, or by a failed constructor.
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # There is no thread to have, or Ctrl-C came meanwhile.
+        except BaseException:  # The system has no thread to give, or Ctrl-C came meanwhile.
             if self._has_begun.acquire(blocking=False):
                 self._loop.close()
             else:
@@ -236,11 +236,11 @@ class LinkBroker:
             raise
 
     def set_run(self, run_id: bytes) -> None:
-        """Tells the run that this peer is registered in; links are of one run."""
+        """Sets the run in which this peer is registered; all links belong to one run."""
         self._call(self._set_run, run_id)
 
     def open(self, neighbour: Neighbour) -> None:
-        """Dials a neighbour, and accepts its connections from now on. Does not dial while there is a link to it."""
+        """Accepts a neighbour's connections from now on, and dials it unless there is a link to it."""
         self._call(self._open, neighbour)
 
     def close_link(self, peer_id: bytes) -> None:
@@ -254,17 +254,19 @@ class LinkBroker:
             peer_id: of the other end.
             number: of the link; see `NewConnection`.
             index: its place in the link.
-            generation: the last one that was there; -1: none ever was. Such a place is dialled once, and not for ever:
-                the other end may have no descriptors for it.
+            generation: that of the last connection in this place; -1: there was none. Such a place is given up once
+                the delay between dials is at its maximum, and is not dialled again: the other end may lack descriptors.
         """
         self._call(self._redial, peer_id, number, index, generation)
 
     def lose_link(self, peer_id: bytes, number: int) -> None:
-        """Takes note that a link is lost: no connection is added to it any more."""
+        """Notes that a link is lost: no connection is added to it any more."""
         self._call(self._lose_link, peer_id, number)
 
     def ask_mechanism(self, address: str, on_answer: Callable[[str, str], object]) -> None:
-        """Asks a ZeroMQ server for its security mechanism; "" and a reason if it tells none. Called in the thread."""
+        """Asks a ZeroMQ server for its security mechanism. `on_answer` is called in the broker's thread, with the
+        mechanism, or with "" and a reason if there was no answer.
+        """
         self._call(self._ask, address, on_answer)
 
     def close(self) -> None:
@@ -319,7 +321,7 @@ class LinkBroker:
         for listener in self._listeners:
             self._loop.remove_reader(listener)
         self._links.clear()
-        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}  # Those of forgotten dials too.
+        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task(self._loop)}  # Also those of dials given up.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -329,9 +331,9 @@ class LinkBroker:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, address = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # It is gone already.
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # The connection is gone already.
             return
-        except OSError as error:  # Descriptors or memory ran out. The connection waits; so do we.
+        except OSError as error:  # Descriptors or memory ran out. The connection stays queued; try again later.
             self._refusals.write(logging.WARNING, f"cannot accept a data connection: {error}", time.monotonic_ns())
             self._loop.remove_reader(listener)
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again, listener)
@@ -341,7 +343,7 @@ class LinkBroker:
         self._begin_handshake(connection, host)
 
     async def _adopt(self, connection: socket.socket, hello: bytes) -> None:
-        """Accepts a connection that this side dialled, and the other side too. Waits for the end of its handshake."""
+        """Accepts a connection that both sides dialled. Waits for the end of its handshake."""
         try:
             host = connection.getpeername()[0]
         except OSError:  # It was reset a moment ago.
@@ -365,7 +367,7 @@ class LinkBroker:
             handshake.hello_timer.cancel()
             handshake.timer.cancel()
             self._note_end(name, task)
-            connection.close()  # Unless it is part of a link by now, which has taken its descriptor.
+            connection.close()  # Without effect if a link has taken its descriptor.
 
         task.add_done_callback(end)
         return task
@@ -455,7 +457,7 @@ class LinkBroker:
     def _join(
         self, hello: LinkHello, connection: socket.socket, transcript: Transcript, keys: CipherKeys | None
     ) -> None:
-        """A connection of a link that is open. Only who dialled the link may dial it: it counts the generations."""
+        """Adds a connection to an open link. Only the side that dialled the link may dial it: it counts generations."""
         link = self._links.get(hello.sender)
         if self._on_connection is None or link is None or link.nonce != hello.nonce or link.neighbour is not None:
             raise HandshakeError("it is for a link that is not open")
@@ -467,13 +469,13 @@ class LinkBroker:
         self._on_connection(new)
 
     def _complete(self, hello: LinkHello, link: _IncomingLink) -> None:
-        """All connections of a link are committed: READY goes out, and the link to the data plane."""
+        """Completes a link whose connections are all committed: sends READY, and hands the link over."""
         self._give_up(hello.sender)
         link.complete.set()
         sockets, cipher_keys = [], []
         for connection, transcript, keys in (link.sockets[index] for index in range(link.count)):
             sockets.append(_taken(connection))
-            # A fresh socket takes so few bytes at once; if not, the link is broken and the data plane will notice.
+            # A fresh socket takes these few bytes at once; if not, the link is broken and the data plane will notice.
             with contextlib.suppress(OSError):
                 sockets[-1].send(transcript.encode(Signal.READY))
             cipher_keys.append(keys)
@@ -481,7 +483,7 @@ class LinkBroker:
         self._tell_link(hello.sender, sockets, cipher_keys)
 
     def _tell_link(self, peer_id: bytes, sockets: list[socket.socket], cipher_keys: list[CipherKeys | None]) -> None:
-        """Hands a link over: all its connections are encrypted, or none is."""
+        """Hands a link over. All its connections are encrypted, or none is."""
         encrypted = [keys for keys in cipher_keys if keys is not None]
         number = self._links[peer_id].number
         self._on_link(NewLink(peer_id, number, sockets, encrypted or None))
@@ -519,18 +521,18 @@ class LinkBroker:
         self._tell_link(peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
 
     async def _wait_for_other(self, peer_id: bytes) -> None:
-        """The other end's head start, and the end of the handshakes that it has begun by then."""
+        """Waits for the other end's head start, then until no handshake of its connections is unfinished."""
         await asyncio.sleep(_HEAD_START_S)
         while begun := [task for task, handshake in self._handshakes.items() if handshake.sender == peer_id]:
             await asyncio.wait(begun)
 
     def _own_dial(self, peer_id: bytes) -> _Dial | None:
-        """The dial of this side, if it decides whether connections that the other side dialled become the link."""
+        """This side's dial, if connections that the other side dialled must wait for its outcome."""
         dial = self._dials.get(peer_id)
         return dial if dial is not None and dial.has_committed and self._peer_id > peer_id else None
 
     def _end_dial(self, peer_id: bytes, dial: _Dial) -> bool:
-        """True if the dial was not given up before."""
+        """Removes a dial that is over. False: it was given up before."""
         if self._dials.get(peer_id) is not dial:
             return False
         del self._dials[peer_id]
@@ -538,7 +540,7 @@ class LinkBroker:
         return True
 
     def _give_up(self, peer_id: bytes) -> None:
-        """Ends a dial that is not wanted any more."""
+        """Ends a dial that is no longer wanted."""
         dial = self._dials.get(peer_id)
         if dial is not None and dial.task is not None:
             self._end_dial(peer_id, dial)
@@ -569,10 +571,10 @@ class LinkBroker:
             return  # The other side dialled this link.
         is_new = generation < 0
         if is_new and index in link.generations:
-            return  # It was dialled before: by now it may be on its way to who asks.
+            return  # It was dialled before: the connection may be on its way to the caller.
         link.generations[index] = max(generation, link.generations.get(index, 0))
         if self._loop.time() - link.joined_s.get(index, 0.0) > _RETRY_MAX_S:
-            link.delays_s[index] = 0.0  # Else the last one was lost at once.
+            link.delays_s[index] = 0.0  # Not if the last one was lost soon after it joined: then the delay stays.
         dial = self._dial_again(link, link.neighbour, index, is_new, self._on_connection)
         link.dials[index] = self._loop.create_task(dial)
 
@@ -584,7 +586,7 @@ class LinkBroker:
         is_new: bool,
         on_connection: Callable[[NewConnection], None],
     ) -> None:
-        while self._links.get(neighbour.peer_id) is link:  # In Python 3.11 wait_for() may lose that it is cancelled.
+        while self._links.get(neighbour.peer_id) is link:  # In Python 3.11 wait_for() may lose a cancellation.
             delay_s = link.delays_s.get(index, 0.0)
             link.delays_s[index] = min(max(2 * delay_s, _RETRY_S), _RETRY_MAX_S)
             await asyncio.sleep(delay_s)
@@ -603,7 +605,7 @@ class LinkBroker:
                     return None
                 continue
             link.joined_s[index] = self._loop.time()
-            del link.dials[index]  # Before anybody can hear that it is lost again.
+            del link.dials[index]  # Before anybody can report it lost again.
             new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
             return on_connection(new)
 
@@ -611,10 +613,10 @@ class LinkBroker:
 def _make_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **keywords: Any
 ) -> asyncio.Future[Any]:
-    """Makes a task that leaves asyncio's weak set as it ends, in this thread.
+    """Makes a task that leaves asyncio's weak set when it ends, in this thread.
 
-    One that fails is part of a cycle, by the frames of its error. If the collector found it in the main thread, Ctrl-C
-    would end its removal from the set and not the program.
+    A failed task is part of a reference cycle, through the frames of its error. If garbage collection removed it from
+    the set in the main thread, Ctrl-C would end that removal and not the program.
     """
     task = asyncio.Task(coroutine, loop=loop, **keywords)
     task.add_done_callback(asyncio._unregister_task)
@@ -629,7 +631,7 @@ async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) 
 
 
 def _new_share(is_needed: bool) -> tuple[bytes, bytes]:
-    """A fresh private key of an exchange, and the share to tell."""
+    """A fresh private key of a key exchange, and the public share to send."""
     if not is_needed:
         return b"", NO_SHARE
     private = os.urandom(SHARE_BYTES)
@@ -637,7 +639,7 @@ def _new_share(is_needed: bool) -> tuple[bytes, bytes]:
 
 
 def _taken(connection: socket.socket) -> socket.socket:
-    """The same connection, which does not end with the task that made it. READY is to be sent next."""
+    """The same connection as a socket that does not end with its handshake task. READY is sent on it next."""
     let_pass_descriptors(connection, allowed=True)
     return closed_in_children(socket.socket(fileno=connection.detach()))
 

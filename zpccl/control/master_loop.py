@@ -8,10 +8,12 @@ Loss of a connection. libzmq's socket monitor reports which descriptor was close
 that it came from. Descriptors are reused by later connections, so each ACCEPTED event begins a new generation of its
 descriptor. Messages are taken from the socket first, and the monitor is drained after that: by then it has reported
 everything about the senders of these messages. The machine learns of the end of a connection after its last message,
-but where more are read than in one turn: what is left of a closed connection says nothing of who has its descriptor by
-then, so its routing id is kept until the socket is found empty, or CLOSED_CONNECTIONS_MAX have closed after it.
-Of two connections with one descriptor the number that libzmq has given them tells which was the earlier one. So who
-names its connection itself, which ZMTP allows, is not heard: it could pass for the later one, and the other for closed.
+unless more messages wait than one turn takes. A later connection may then have the descriptor that the remaining
+messages of the closed one carry. So the closed one's routing id is kept until the socket is found empty, or
+CLOSED_CONNECTIONS_MAX have closed after it.
+If two connections have had the same descriptor, the numbers that libzmq gave them tell which is the earlier one. ZMTP
+allows a client to name its connection itself. The messages of such a connection are dropped: it could pass for the
+later one, and the other one for closed.
 A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
 that libzmq still holds from a connection that was shut down are dropped, since there may be many.
 
@@ -75,11 +77,12 @@ from zpccl.topology import Topology
 logger = logging.getLogger("zpccl.master")
 
 _OWN_ENDPOINT = "inproc://zpccl.master"
-"""Of the first connection, which is our own: libzmq counts connections from a random number, which it has."""
+"""For our own first connection: libzmq numbers connections from a random number on, which this one shows."""
 _ROUTING_ID_BYTES = 5
-"""Of a connection that libzmq names: a zero, and its number."""
+"""Routing id that libzmq makes: a zero byte, and the number of the connection."""
 _ZERO_COPY_RECV = 10
-"""From zmq.h; pyzmq has no name for it. Set to 1, else each small message keeps a receive buffer of 8 KiB alive."""
+"""From zmq.h; pyzmq has no name for it. Set to 0: otherwise each small message keeps a receive buffer of 8 KiB alive.
+"""
 
 
 class MasterLoop:
@@ -90,8 +93,8 @@ class MasterLoop:
         options: times of the master.
         heartbeat_timeout_ns: a host that is silent for this long is lost.
         keys: keys of the master and of the peers that may connect; None: anybody may.
-        recovery_grace: seconds that it waits for peers of an earlier master before it begins a new run; None: the
-            default of `options`.
+        recovery_grace: seconds to wait for peers of an earlier master before a new run begins; None: the default of
+            `options`.
         publish: called with a snapshot by the constructor, then in the thread of the loop soon after every change, at
             least METRICS_INTERVAL apart; it must not block.
         straggler_timeout: seconds after which a peer is removed if others wait for its vote; None: as in `options`.
@@ -124,7 +127,7 @@ class MasterLoop:
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
-        with contextlib.ExitStack() as on_failure:  # There are no descriptors for the rest.
+        with contextlib.ExitStack() as on_failure:  # Descriptors may run out.
             self._dial_backs = DialBacks()
             on_failure.callback(self._dial_backs.close)
             self._duplicates = Duplicates()
@@ -140,14 +143,14 @@ class MasterLoop:
         self._is_asked = False
         self._zap: ZapHandler | None = None
         self._watch: HandshakeWatch | None = None
-        self._descriptors: dict[int, Descriptor] = {}  # Of open connections and of the port, which libzmq owns.
+        self._descriptors: dict[int, Descriptor] = {}  # Of open connections and the listening socket; libzmq owns them.
         self._generation: dict[int, int] = {}  # By descriptor; even while it is closed, odd while it is open.
         self._routing_id_of: dict[tuple[int, int], bytes] = {}  # By descriptor and generation.
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
-        self._gone: deque[bytes] = deque()  # Of closed ones of which libzmq may still hold messages, oldest first.
+        self._gone: deque[bytes] = deque()  # Closed ones whose messages libzmq may still hold, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
-        self._sender: bytes | None = None  # Of the message that is being taken; None: there is none.
-        self._parts: list[zmq.Frame] = []  # Its first ones.
+        self._sender: bytes | None = None  # Sender of the message that is being taken; None: there is none.
+        self._parts: list[zmq.Frame] = []  # The first parts of that message.
         self._wire_bytes = 0
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
         self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
@@ -168,10 +171,10 @@ class MasterLoop:
             endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
             listening_port = int(endpoint.rpartition(":")[2])
             self.address = format_address(host, listening_port)
-            """Where the master listens, "host:port"."""
+            """The address on which the master listens, "host:port"."""
             is_secure = keys is not None
             self.inflow = Inflow(listening_port, is_secure, self.machine.standing, self._refusals, self._duplicates)
-            self._drain_monitor(time.monotonic_ns())  # It names the port, which is closed in children from now on.
+            self._drain_monitor(time.monotonic_ns())  # Reports the listening socket: children close it from now on.
             self._show(time.monotonic_ns())
         except BaseException as error:
             self._context.destroy(linger=0)
@@ -223,7 +226,7 @@ class MasterLoop:
             self._close()
 
     def _deadline_ns(self, tick_ns: int | None) -> int | None:
-        """Time of the next timer, without any input; None: there is none. `tick_ns`: when the machine wants a Tick."""
+        """Time at which the loop must run even without input; None: never. `tick_ns`: when the machine wants a Tick."""
         deadlines = [tick_ns, self._outgoing.deadline_ns, self.inflow.deadline_ns(), self._dial_backs.deadline_ns()]
         if self._publish is not None and not self._is_published and self._published_ns is not None:
             deadlines.append(self._published_ns + limits.METRICS_INTERVAL_NS)
@@ -276,7 +279,7 @@ class MasterLoop:
         batch: list[MasterEvent] = []
         closed: list[bytes] = []
         for _ in range(limits.DRAIN_TURNS_MAX):
-            # Until none has closed since: the last message of a closed one may be Leave, which counts.
+            # Until no more connections close: the last message of a closed one may be Leave, which counts.
             batch += self._take_messages()
             closed_now = self._drain_monitor(now_ns)
             closed += closed_now
@@ -353,20 +356,20 @@ class MasterLoop:
                 if self._zap is not None and identity not in self._zap.allowed and not _is_farewell(event):
                     continue
                 if isinstance(event, PeerMessageReceived) and isinstance(event.message, CheckRequest):
-                    self._answer_check(routing_id, event.host, event.message)  # It is no matter of the run.
+                    self._answer_check(routing_id, event.host, event.message)  # It does not concern the run.
                 else:
                     batch.append(event)
         return batch
 
     def _is_numbered(self, routing_id: bytes) -> bool:
-        """True if libzmq may have numbered this connection; False: it has named itself."""
+        """True if libzmq may have numbered this connection; False: the client has named it."""
         if len(routing_id) != _ROUTING_ID_BYTES or routing_id[0] != 0:
             return False
         number = (_number_of(routing_id) - self._first_number) % 2**32
         return number <= self._accepted_count + limits.CONNECTIONS_UNCOUNTED_MAX
 
     def _take_parts(self, parts_left: Iterator[int]) -> bool:
-        """Takes parts of the message that has begun. False: there are more of them, for the next turn."""
+        """Takes parts of the message that has begun. False: it has more parts, which the next turn takes."""
         for _ in parts_left:
             frame = self._socket.recv(copy=False)
             self._wire_bytes += self.inflow.wire_bytes(len(frame.buffer))
@@ -377,20 +380,20 @@ class MasterLoop:
         return False
 
     def _answer_check(self, routing_id: bytes, host: str, request: CheckRequest) -> None:
-        """Answers a host that wants to be checked."""
+        """Answers a host that asks to be checked."""
         now_ns = time.monotonic_ns()
         is_dialling = self._dial_backs.dial(host, request.port, request.token, now_ns)
         answer = CheckAnswer(host, is_dialling, time.time_ns() // limits.MS)
         self._outgoing.add(routing_id, encode(answer), now_ns, may_wait=False)
 
     def _events_of(self, routing_id: bytes, frames: Sequence[zmq.Frame], identity: str) -> Iterator[MasterEvent]:
-        """The messages of a peer that came together."""
+        """The events of the messages that a peer sent together."""
         if len(frames) > limits.MESSAGE_PARTS_MAX:
             yield MalformedReceived(routing_id, f"more than {limits.MESSAGE_PARTS_MAX} messages at once")
             return
         for frame in frames:
             if not frame.buffer:
-                continue  # It tells what came before it (control/inflow.py).
+                continue  # It only tells that the bytes before it were heartbeats (control/inflow.py).
             try:
                 message = decode_peer_message(frame.bytes)
             except (Malformed, OtherVersion) as error:
@@ -431,8 +434,8 @@ class MasterLoop:
                 if not is_open:  # The connection closed after it had sent this.
                     generation -= 1
                     closed_descriptors.append((descriptor, generation))
-                # If there is another one, the earlier of the two had closed, and its descriptor was taken, before it
-                # was heard. libzmq numbers connections, but does not take their messages in that order.
+                # If there is another one, the earlier of the two closed, and its descriptor was reused, before its
+                # first message was taken: libzmq does not deliver messages in the order of the numbers.
                 other = self._routing_id_of.get((descriptor, generation))
                 if other is not None:
                     closed.append(min(other, routing_id))
@@ -457,7 +460,7 @@ class MasterLoop:
             if isinstance(effect, Broadcast):
                 data: bytes | zmq.Frame = encode(effect.message)
                 if len(effect.connections) > 1:
-                    data = zmq.Frame(data, copy=True)  # All send queues then share one copy.
+                    data = zmq.Frame(data, copy=True)  # All send queues share one copy.
                 for connection in effect.connections:
                     assert isinstance(connection, bytes)  # They are routing ids here.
                     self._outgoing.add(connection, data, now_ns, may_wait=effect.may_wait)
@@ -488,14 +491,15 @@ class MasterLoop:
             self._traffic.sent_bytes += size
 
     def _give_up(self, routing_id: bytes, now_ns: int) -> None:
-        """Treats a connection as closed whose send queue is full; its queue is dropped with it."""
+        """Treats a connection with a full send queue as closed; its queue is dropped with it."""
         self.inflow.cut(routing_id, "it does not read its messages", now_ns)
         self._unreachable[routing_id] = None
 
     def _close(self) -> None:
         if self._outgoing.deadline_ns is not None:
             self._flush(self._outgoing.deadline_ns)
-        # The monitor is not disabled: that waits, with the GIL, for libzmq's thread, which may wait for us to read it.
+        # The monitor is not disabled: that call holds the GIL and waits for libzmq's thread, which may wait for us to
+        # read the monitor.
         self._monitor.close(linger=0)
         self._own.close(linger=0)
         self._socket.close(linger=limits.LINGER_MS)
@@ -554,7 +558,7 @@ def _is_farewell(event: MasterEvent) -> bool:
 
 
 def _descriptor_of(frame: zmq.Frame) -> int | None:
-    """The descriptor of a frame's connection. None for ZMTP 1.0: libzmq takes all bytes without a greeting for that."""
+    """The descriptor of a frame's connection. None for ZMTP 1.0, which libzmq assumes where a greeting is missing."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:

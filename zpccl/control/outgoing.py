@@ -1,10 +1,10 @@
-"""Messages that are still to be sent, by destination.
+"""Messages that are not sent yet, by destination.
 
-Waking the thread of ZeroMQ costs more than a message does. So what goes to one destination in one turn of a loop is
-sent together, as parts of one message of ZeroMQ, and with what nobody waits for: that is held back for SEND_HOLD_NS, or
-until there are SEND_HELD_MAX.
+Waking ZeroMQ's thread costs more than a message does. So the messages to one destination in one turn of a loop are sent
+together, as parts of one ZeroMQ message. Messages that nobody waits for are held back and go out with them: for at most
+SEND_HOLD_NS, or until there are SEND_HELD_MAX.
 
-It belongs to the thread of its loop, which takes what is due at the end of each turn.
+It belongs to the thread of its loop, which takes the due messages at the end of each turn.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Outgoing(Generic[ToT, DataT]):
     """The messages of one socket.
 
     Attributes:
-        deadline_ns: when what is held back is due; None: there is none.
+        deadline_ns: when the messages that are held back are due; None: there are none.
     """
 
     def __init__(self) -> None:
         self.deadline_ns: int | None = None
         self._unsent: dict[ToT, list[DataT]] = {}
-        self._urgent: dict[ToT, None] = {}  # Destinations for which that cannot wait.
+        self._urgent: dict[ToT, None] = {}  # Destinations with a message that cannot wait.
 
     def add(self, to: ToT, data: DataT, now_ns: int, *, may_wait: bool) -> None:
         """Adds a message behind the others to its destination."""
@@ -40,7 +40,7 @@ class Outgoing(Generic[ToT, DataT]):
             self.deadline_ns = now_ns + limits.SEND_HOLD_NS
 
     def take(self, now_ns: int) -> list[tuple[ToT, list[DataT]]]:
-        """What is due: destinations, and messages to send to each together."""
+        """Takes what is due: destinations, each with the messages to send together."""
         is_due = self.deadline_ns is not None and now_ns >= self.deadline_ns
         due = {to: self._unsent.pop(to) for to in list(self._unsent if is_due else self._urgent)}
         self._urgent.clear()

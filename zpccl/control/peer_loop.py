@@ -1,14 +1,15 @@
 """The shell of a peer: one thread between the user's calls, the master, the data plane and the link broker.
 
-Two machines decide: the session about the DEALER socket, of which there is one at a time, and the peer about the rest.
+Two machines decide. The session decides about the DEALER socket, of which there is one at a time; the peer machine
+decides about everything else.
 
 Ownership. The thread owns the DEALER socket, its monitor, the machines, the table of calls, and the data plane's event
-queue, but not those of transfers; it alone opens and closes links and starts and ends attempts. Users' threads put
-calls into the inbox under the lock and wait on the `Future` of each; the broker's thread puts links and failures there
-too. An eventfd wakes the thread, which alone takes from the inbox. The buffers of a call belong to the data plane from
-StartReduce to EndReduce, else to the user. The thread touches no page of them, for it answers other calls meanwhile:
-old contents of large ones are put back by a worker, and a new tensor for a result is only allocated here (1 GiB in 30
-us).
+queue, but not the event queues of transfers. It alone opens and closes links, and starts and ends attempts. Users'
+threads put calls into the inbox under the lock and wait on the `Future` of each call. The broker's thread also puts
+links and failures there. An eventfd wakes the thread, which alone takes from the inbox. The buffers of a call belong to
+the data plane from StartReduce to EndReduce, and to the user otherwise. The thread touches no page of a large buffer,
+because it must go on answering other calls: a worker puts the old contents back, and a new tensor for a result is only
+allocated here (1 GiB in 30 us).
 
 The thread ends when the machine is closed: then every call has its answer, every buffer is the user's again, and all
 sockets are closed.
@@ -76,7 +77,7 @@ logger = logging.getLogger("zpccl.peer")
 
 @dataclass
 class View:
-    """What users' threads may see of the run; replaced as a whole, never changed."""
+    """The part of the run's state that users' threads may read; replaced as a whole, never changed."""
 
     state: State = State.NEW
     epoch: int = 0
@@ -85,7 +86,7 @@ class View:
 
 @dataclass(frozen=True)
 class _NewCalls:
-    """Calls of a user, their numbers, and the event that tells the machine of them."""
+    """Calls of a user, their numbers, and the event that announces them to the machine."""
 
     event: events.PeerEvent
     calls: Sequence[PendingCall]
@@ -94,7 +95,7 @@ class _NewCalls:
 
 @dataclass(frozen=True)
 class _GivenUp:
-    """A user's thread does not wait for a call any more."""
+    """A user's thread no longer waits for a call."""
 
     call: PendingCall
     timed_out: bool
@@ -102,7 +103,7 @@ class _GivenUp:
 
 @dataclass(frozen=True)
 class _Restored:
-    """The memory of a call is as it was before."""
+    """The memory of a call has its old contents again."""
 
     call: PendingCall
 
@@ -116,14 +117,14 @@ class PeerLoop:
     """Runs a peer.
 
     Args:
-        options: who the peer is. Its addresses are filled in from the listener.
-        endpoints: of the masters, for ZeroMQ ("tcp://host:port").
+        options: who the peer is. The loop fills in its addresses from the listener.
+        endpoints: endpoints of the masters, for ZeroMQ ("tcp://host:port").
         listener: a listening socket; the loop owns it from now on.
-        connection_count: TCP connections of each link, all of which are used; 0: chosen by connection_count.py.
+        connection_count: TCP connections of each link, all of which are used; 0: connection_count.py chooses.
         advertise: an address at which others reach this peer, or None.
-        heartbeat_timeout_ns: a master that is silent for so long is away.
-        keys: what proves this peer and the master to each other; None in a run without a secret.
-        ciphers: with which links may be set up.
+        heartbeat_timeout_ns: a master that is silent for this long is considered away.
+        keys: prove this peer and the master to each other; None in a run without a secret.
+        ciphers: the ciphers that links may use.
         local_listener: listens for peers of this host (`LinkBroker`); None: they use TCP.
     """
 
@@ -142,22 +143,22 @@ class PeerLoop:
     ) -> None:
         self._keys = keys
         self._min_world_size = min_world_size
-        self._lock = threading.RLock()  # The collector of garbage may close another loop, or this one, inside it.
+        self._lock = threading.RLock()  # Garbage collection may close this loop or another while it is held.
         self._over = threading.Condition(self._lock)  # Notified once the thread has ended.
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
-        self._attempts: dict[int, int] = {}  # Call id by attempt id, of those that run.
+        self._attempts: dict[int, int] = {}  # Call id of each running attempt, by attempt id.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
-        self._sent_ns = 0  # When something was sent last.
-        self._restoring: list[PendingCall] = []  # Whose memory is not the user's yet.
+        self._sent_ns = 0  # Time of the last send.
+        self._restoring: list[PendingCall] = []  # Calls whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
-        self._link_numbers: dict[bytes, int] = {}  # Of the same links, those of the broker.
+        self._link_numbers: dict[bytes, int] = {}  # The broker's numbers of the same links.
         self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
-        self._measurements: Answer[Measurements] | None = None  # For all who wait for them.
+        self._measurements: Answer[Measurements] | None = None  # One answer for all threads that wait.
         self._has_begun = self._is_closing = self._is_closed = False
-        self.is_dropped = False  # Left by its communicator, which is no more.
+        self.is_dropped = False  # Its communicator was garbage-collected.
         self.engine = Engine()
         self.engine.open_channel(DIGEST_CHANNEL)
         self._rates = RateMeter(self.engine)
@@ -166,14 +167,14 @@ class PeerLoop:
         self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
         self._context = zmq.Context()
         self._endpoints = endpoints
-        self._endpoint = endpoints[0]  # Of the socket.
-        self._prefers_ipv6 = True  # Dials it first, where a name has addresses of both versions.
-        self._has_turned = False  # Dials the other version now.
+        self._endpoint = endpoints[0]  # The one that the socket dials.
+        self._prefers_ipv6 = True  # Dial IPv6 first if a name has addresses of both versions.
+        self._has_turned = False  # The socket dials the other version now.
         self._heartbeat_timeout_ns = heartbeat_timeout_ns
-        self._connection: Descriptor | None = None  # Of the socket, which libzmq owns.
-        with contextlib.ExitStack() as on_failure:  # Ctrl-C, or there are no descriptors or threads for the rest.
+        self._connection: Descriptor | None = None  # The socket's TCP connection; libzmq owns it.
+        with contextlib.ExitStack() as on_failure:  # Ctrl-C, or descriptors or threads ran out.
             on_failure.callback(self.engine.close)
-            # Who collects it as garbage may end it before its sockets, and would wait for them for ever.
+            # Garbage collection may end the context before its sockets, and would wait for them forever.
             on_failure.callback(self._context.destroy, linger=0)
             self._waiter = Waiter()
             on_failure.callback(self._waiter.close)
@@ -200,13 +201,13 @@ class PeerLoop:
             self._run_id = b""
             self._is_led = True
             self.view = View()
-            self._viewed_members: tuple[Member, ...] = ()  # What `view` was made of.
+            self._viewed_members: tuple[Member, ...] = ()  # The members that `view` was made from.
             self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
-            self._ended = threading.Event()  # Of the thread.
+            self._ended = threading.Event()  # The thread has ended.
             on_failure.pop_all()
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """A socket for one connection, and its monitor."""
+        """Makes a socket for one connection, and its monitor."""
         with contextlib.ExitStack() as on_failure:
             dealer = self._context.socket(zmq.DEALER)
             on_failure.callback(dealer.close, linger=0)
@@ -233,7 +234,7 @@ class PeerLoop:
 
     def _close_socket(self) -> None:
         self._connection = None
-        self._outgoing.clear()  # All is said on the next connection.
+        self._outgoing.clear()  # The machine says all of it again on the next connection.
         if self._socket.closed:
             return
         for source in (self._socket, self._monitor):
@@ -245,10 +246,10 @@ class PeerLoop:
     # --- For users' threads -----------------------------------------------------------------------------------------
 
     def start(self, call: PendingCall, connect_tries: int) -> None:
-        """Connects and starts the thread. The call is answered on admission.
+        """Connects and starts the thread. The call gets its answer on admission.
 
         Raises:
-            InvalidArgument: ZeroMQ does not take the address.
+            InvalidArgument: ZeroMQ rejects the address.
         """
         try:
             self._socket.connect(self._endpoints[0])
@@ -260,7 +261,7 @@ class PeerLoop:
         self._thread.start()
 
     def call(self, calls: Sequence[PendingCall], connect_tries: int = 0) -> None:
-        """Makes calls: some collectives at once, or any other call."""
+        """Makes calls: one or more collectives together, or one other call."""
         for call in calls:
             call.fetch()
         with self._lock:
@@ -272,40 +273,40 @@ class PeerLoop:
                 if call.spec is not None
             )
             event = events.Called(votes) if votes else events.ConnectCalled(call_ids[0], connect_tries)
-            self._post(_NewCalls(event, calls, call_ids))  # Ctrl-C finds all of them made, or none.
+            self._post(_NewCalls(event, calls, call_ids))  # One item: Ctrl-C leaves all of them made, or none.
             is_closed = self._is_closed
         if is_closed:
             self._refuse(calls)
 
     def _bounded(self, spec: Spec) -> Spec:
-        """The spec with what this peer needs of every collective."""
+        """The spec with this peer's minimum world size, if it is for a collective."""
         if not isinstance(spec, CollectiveSpec) or not self._min_world_size:
             return spec
         return structs.replace(spec, min_world_size=self._min_world_size)
 
     def withdraw(self, call: PendingCall, *, timed_out: bool) -> None:
-        """Gives a call up, made or not. Its future still gets an answer."""
+        """Gives a call up, whether it was made or not. Its future still gets an answer."""
         with self._lock:
             self._post(_GivenUp(call, timed_out))
             is_closed = self._is_closed
-        if call.spec is None and self._begin():  # connect() was interrupted before the thread was there.
+        if call.spec is None and self._begin():  # connect() was interrupted before the thread began.
             self._machine.error = InvalidUsage("the call was interrupted")
             self._shut_down()
         elif is_closed:
             self._refuse([call])
 
     def ask_measurements(self) -> Answer[Measurements]:
-        """Asks the master for its measurements. All who ask before they come share one future."""
+        """Asks the master for its measurements. All callers that ask before they arrive share one future."""
         with self._lock:
             if self._measurements is None:
                 future: Answer[Measurements] = Answer()
                 if not self._post(events.MeasurementsCalled()):
                     future.set_exception(self._machine.error or InternalError("the peer has ended"))
-                self._measurements = future  # Now: whoever finds it waits for an answer.
+                self._measurements = future  # Only now: a thread that finds it waits for an answer.
             return self._measurements
 
     def is_own_thread(self) -> bool:
-        """True for the thread that answers all calls."""
+        """True in the thread that answers all calls."""
         return threading.current_thread() is self._thread
 
     def link_ends(self) -> dict[bytes, LinkEnds]:
@@ -313,29 +314,31 @@ class PeerLoop:
         return self._link_ends.copy()
 
     def close(self, *, timeout_ns: int | None = None) -> None:
-        """Leaves the run, and waits until the thread has ended, or for `timeout_ns`."""
+        """Leaves the run, and waits until the thread has ended, at most `timeout_ns`."""
         if not self._leave():
             wait_for_end(self._thread, self._ended, timeout_ns, self._wait)
 
     def _wait(self, seconds: float) -> bool:
-        """Waits for the end. A signal handler may come where its thread has the lock: the end takes it meanwhile."""
+        """Waits for the end. A signal handler may call it while its thread holds the lock: waiting releases the lock,
+        which the loop's thread needs in order to end.
+        """
         with self._lock:
             if not self._ended.is_set():
                 self._over.wait(seconds)
         return self._ended.is_set()
 
     def drop(self) -> None:
-        """Leaves the run, without waiting: whoever collects garbage may be a thread that the end would wait for."""
+        """Leaves the run without waiting: garbage may be collected in a thread that the end would wait for."""
         self.is_dropped = True
         self._leave()
 
     def abandon(self) -> None:
-        """Ends everything, if the thread has not begun."""
+        """Ends everything if the thread has not begun."""
         if self._begin():
             self._shut_down()
 
     def _leave(self) -> bool:
-        """Ends the thread; or everything, at once, and returns True if the thread has not begun."""
+        """Tells the thread to end. If it has not begun, ends everything at once and returns True."""
         if not self._begin():
             self._post(events.CloseCalled())
             return False
@@ -343,7 +346,7 @@ class PeerLoop:
         return True
 
     def _begin(self) -> bool:
-        """True for the first who calls it: the thread, or who ends everything before that has begun."""
+        """True for the first caller: the thread, or a thread that ends everything before it has begun."""
         with self._lock:
             has_begun, self._has_begun = self._has_begun, True
         return not has_begun
@@ -366,8 +369,8 @@ class PeerLoop:
         for call in pending:
             if call.transfer is not None:
                 call.transfer.end(commit=False)
-            with contextlib.suppress(InvalidStateError):  # It has its answer, or gets it from another thread.
-                call.future.set_exception(copy.copy(call.error or error))  # One may be the answer to many calls.
+            with contextlib.suppress(InvalidStateError):  # The call has its answer, or another thread gives it.
+                call.future.set_exception(copy.copy(call.error or error))  # Many calls may get the same error.
 
     # --- For the broker's thread ------------------------------------------------------------------------------------
 
@@ -390,7 +393,7 @@ class PeerLoop:
             if self._begin():
                 self._serve()
         finally:
-            with self._lock:  # Not afterwards: who has it may wait for the very end then.
+            with self._lock:  # Taken first: once `_ended` is set, a holder of the lock may join this thread.
                 self._ended.set()
                 self._over.notify_all()
 
@@ -412,7 +415,7 @@ class PeerLoop:
     def _run_once(self, ready: set[Any], now_ns: int, *, is_due: bool = False) -> None:
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-            for _ in range(len(self._inbox)):  # Without the lock, which who has just woken this thread still holds.
+            for _ in range(len(self._inbox)):  # Without the lock: the thread that woke this one may still hold it.
                 self._take(self._inbox.popleft(), now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
             self._take_monitor_events(now_ns)
@@ -444,7 +447,7 @@ class PeerLoop:
             if call.call_id in self._calls:
                 self._withhold_digest(call, now_ns)
                 self._handle(events.CallWithdrawn(call.call_id, item.timed_out), now_ns)
-            elif call.call_id is None:  # Interrupted before it was made.
+            elif call.call_id is None:  # The user's thread was interrupted before it made the call.
                 self._refuse([call], InvalidUsage("the call was interrupted"))
         elif isinstance(item, _Restored):
             self._restoring.remove(item.call)
@@ -463,7 +466,7 @@ class PeerLoop:
             self._handle(item, now_ns)
 
     def _take_monitor_events(self, now_ns: int) -> None:
-        """What has become of the socket. What came before its end is handed over before that."""
+        """Handles the monitor's events. Messages that came before the end of the socket are handled before it."""
         while is_readable(self._monitor):
             message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             event = _SOCKET_EVENTS[message["event"]]
@@ -494,9 +497,10 @@ class PeerLoop:
         return is_name(self._endpoint.removeprefix("tcp://"))
 
     def _turn(self, now_ns: int) -> bool:
-        """Dials the name of a master again, at its address of the other version of IP: libzmq dials one only.
+        """Dials the name of a master again, at its address of the other IP version: libzmq dials only one address.
 
-        The version that answers is dialled first from then on. False: it is no name, or both have been dialled.
+        From then on the version that answers is dialled first. False: the endpoint has no name, or both versions have
+        been dialled.
         """
         is_over = self._has_turned or self._session.phase is not SocketPhase.DIALLING
         if is_over or not self._dials_name():
@@ -510,7 +514,7 @@ class PeerLoop:
         try:
             self._socket, self._monitor = self._make_socket()
             self._socket.connect(self._endpoint)
-        except (OSError, zmq.ZMQError) as error:  # ZeroMQ does not take the address; or there are no descriptors now.
+        except (OSError, zmq.ZMQError) as error:  # ZeroMQ rejects the address, or descriptors ran out.
             self._on_session(events.DialFailed(str(error.strerror)), now_ns)
 
     def _ask_mechanism(self, index: int) -> None:
@@ -534,7 +538,7 @@ class PeerLoop:
             self._choose_senders(paths)
             done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told, paths)
             self._handle(done, now_ns)
-        elif isinstance(event, MessageReceived):  # All others go to the transfers themselves.
+        elif isinstance(event, MessageReceived):  # Messages of transfers go to the transfers' own mailboxes.
             if event.channel_id == DIGEST_CHANNEL:
                 self._on_digest(event, now_ns)
             else:
@@ -556,7 +560,7 @@ class PeerLoop:
         machine = self._machine
         todo = machine.handle(event, now_ns)
         if machine.members is not self._viewed_members or machine.state is not self.view.state:
-            self._viewed_members = machine.members  # Before calls are answered: users see what their calls brought.
+            self._viewed_members = machine.members  # Before calls are answered, so that users see their effect.
             members = tuple((member.peer_id, member.group, member.name) for member in machine.members)
             self.view = View(machine.state, machine.epoch, members)
         self._perform(todo, now_ns)
@@ -598,7 +602,7 @@ class PeerLoop:
 
     def _send(self, effect: effects.Send, now_ns: int) -> None:
         if self._session.phase is not SocketPhase.UP:
-            return  # All is said on the next connection.
+            return  # The machine says all of it again on the next connection.
         self._outgoing.add(None, encode(effect.message), now_ns, may_wait=effect.may_wait)
 
     def _flush(self, now_ns: int) -> None:
@@ -606,7 +610,7 @@ class PeerLoop:
             for _, parts in self._outgoing.take(now_ns):
                 self._socket.send_multipart(parts, zmq.NOBLOCK)
                 self._sent_ns = now_ns
-        except zmq.Again:  # The master does not read, or the way to it is slow. What was to be sent is dropped here.
+        except zmq.Again:  # The master does not read, or its path is slow. The messages are dropped here.
             logger.warning("the queue to the master is full; connecting again")
             self._close_socket()
             self._on_session(events.SocketBroke(), now_ns)
@@ -615,7 +619,7 @@ class PeerLoop:
         call = self._calls.pop(effect.call_id)
         if isinstance(effect, effects.Resolve):
             future = call.future
-            del call  # Its tensors may take long to free: that is for who made it, and hears of it now.
+            del call  # Its tensors may take long to free: the user's thread does that, once it has the answer.
             future.set_result(effect.value)
         elif call in self._restoring:
             call.error = effect.error
@@ -631,25 +635,25 @@ class PeerLoop:
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
         self._rates.forget(effect.attempt_id)
-        if call is not None and call.start is not None:  # It has not begun.
+        if call is not None and call.start is not None:  # The attempt has not begun.
             call.start = None
             return self.engine.end_reduce(effect.attempt_id, commit=False)
         if effect.commit or call is None or call.send.nbytes < limits.SMALL_TENSOR_BYTES:
-            is_empty = call is not None and not call.send.count  # The engine learns its id only.
+            is_empty = call is not None and not call.send.count  # Then the engine learns only the attempt id.
             return self.engine.end_reduce(effect.attempt_id, commit=effect.commit and not is_empty)
         self._restoring.append(call)
         return self._restorer.submit(lambda: self._restore(effect.attempt_id, call))
 
     def _restore(self, attempt_id: int, call: PendingCall) -> None:
         """Ends an attempt, in a worker."""
-        with contextlib.suppress(OSError):  # The engine is closed, which does the same.
+        with contextlib.suppress(OSError):  # The engine was closed, which does the same.
             self.engine.end_reduce(attempt_id, commit=False)
         self._post(_Restored(call))
 
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         self._attempts[effect.attempt_id] = effect.call_id
         call = self._calls[effect.call_id]
-        if call in self._restoring:  # It replaces one that was planned ahead.
+        if call in self._restoring:  # This attempt replaces one that was planned ahead.
             call.start = effect
             return
         names = {member.peer_id: member.name for member in self._machine.members}
@@ -661,12 +665,12 @@ class PeerLoop:
                 self.engine.start_reduce(plan)
             else:
                 self._post(events.ReduceDone(effect.attempt_id))
-        except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # torch raises the last for want of memory.
+        except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # RuntimeError: torch is out of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
             self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
 
     def _withhold_digest(self, call: PendingCall, now_ns: int) -> None:
-        """From now on the digest of a call's result is not told. The machine learns if it has been."""
+        """From now on the digest of a call's result is not sent. The machine learns if it was sent before."""
         if call.start is not None:
             call.start = replace(call.start, tells_digest=False)
         for attempt_id in [attempt_id for attempt_id, call_id in self._attempts.items() if call_id == call.call_id]:
@@ -706,7 +710,7 @@ class PeerLoop:
         transfer.end(effect.commit)
 
     def _open_link(self, link: NewLink, now_ns: int) -> None:
-        """A complete link has come from the broker; it replaces an older one, which is broken at its other end."""
+        """Takes a complete link from the broker. It replaces an older one, which is broken at its other end."""
         peer_id, sockets = link.peer_id, link.sockets
         self._close_link(peer_id)
         if not self._machine.wants_link(peer_id):
@@ -731,13 +735,13 @@ class PeerLoop:
         self._handle(events.LinkUp(peer_id), now_ns)
 
     def _add_connection(self, new: NewConnection) -> None:
-        """A connection has come from the broker, in place of one that was lost."""
+        """Takes a connection from the broker: it replaces a lost one, or the link gets one more."""
         link_id = self._link_ids.get(new.peer_id)
         try:
             if link_id is None or self._link_numbers[new.peer_id] != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
             is_one_more = new.index >= self._link_ends[new.peer_id].connections
-            if is_one_more and not self._may_open(1):  # It is not dialled again: it would be refused again.
+            if is_one_more and not self._may_open(1):  # No redial: it would be refused again.
                 new.connection.close()
                 return
             fd = new.connection.fileno()
@@ -745,7 +749,7 @@ class PeerLoop:
         except OSError as error:
             new.connection.close()
             logger.debug("connection %d to peer %s is not taken: %s", new.index, new.peer_id.hex(), error)
-            if link_id is not None:  # For the side that dials. The other one has heard of the end of the connection.
+            if link_id is not None:  # For the side that dialled. The other one sees the connection end.
                 self._broker.redial(new.peer_id, new.number, new.index, new.generation)
             return
         new.connection.detach()
@@ -753,12 +757,12 @@ class PeerLoop:
         logger.log(level, "connection %d to peer %s is open", new.index, new.peer_id.hex())
 
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
-        """Uses as many connections of each link as its path has shown a use for."""
+        """Sets how many connections of each link are used, from what its path has carried."""
         for path in paths:
             ends = self._link_ends.get(path.peer_id)
             if not self._chooses_senders or ends is None:
                 continue
-            with contextlib.suppress(EngineError):  # Lost a moment ago.
+            with contextlib.suppress(EngineError):  # The link was lost a moment ago.
                 link = self.engine.link_state(path.peer_id)
                 used, queued_us = min(link.senders, link.open_count), self._rates.queued_us.get(path.peer_id, 0)
                 senders = senders_for(path, queued_us, used, ends.connections, ends.congestion_control)
@@ -766,11 +770,11 @@ class PeerLoop:
                     self.engine.set_senders(path.peer_id, senders)
                 missing = [i for i in range(ends.connections, senders) if not link.generations[i]]
                 if missing and self._may_open(len(missing)):
-                    for index in missing:  # Only the end that has dialled the link does.
+                    for index in missing:  # Only the end that dialled the link dials.
                         self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, -1)
 
     def _may_open(self, count: int) -> bool:
-        """Whether the links of this peer may have so many connections more: half of the descriptors are for others."""
+        """Whether the links may have `count` more connections: half of the descriptors are kept for other uses."""
         open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._link_ids)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return most == resource.RLIM_INFINITY or open_count + count <= most // 2
@@ -779,29 +783,29 @@ class PeerLoop:
         self._rates.queued_us.pop(peer_id, None)
         if self._link_ids.pop(peer_id, None) is not None:
             del self._link_numbers[peer_id], self._link_ends[peer_id]
-            with contextlib.suppress(OSError):  # Lost a moment ago: its event is on the way.
+            with contextlib.suppress(OSError):  # The link was lost a moment ago: its event is on the way.
                 self.engine.close_link(peer_id)
             self._tell_transfers(peer_id)
 
     def _tell_transfers(self, peer_id: bytes) -> None:
-        """A link is gone: what a sync waits for on it will not come."""
+        """Tells syncs that a link is gone: data that they wait for on it will not come."""
         for call in self._calls.values():
             if call.transfer is not None:
                 call.transfer.lose_link(peer_id)
         self.offers.lose_link(peer_id)
 
     def be_ready(self) -> None:
-        """What was to be fetched ahead is here, or was given up. From the thread of the user."""
+        """The state to fetch ahead is here, or was given up. The user's thread calls this."""
         self._post(events.ReadyCalled())
 
     def report_fetch(
         self, attempt_id: int, error: str, fault: bytes | None, dropped: tuple[tuple[bytes, str], ...]
     ) -> None:
-        """Tells the machine that a fetch is done or failed, from the thread of the user."""
+        """Tells the machine that a fetch is done or failed. The user's thread calls this."""
         self._post(events.FetchDone(attempt_id, error, fault, dropped))
 
     def _shut_down(self) -> None:
-        """Everything ends; whoever still waits gets the machine's error."""
+        """Ends everything. Calls that still wait get the machine's error."""
         with self._lock:
             if self._is_closing:
                 return
@@ -809,7 +813,7 @@ class PeerLoop:
         self.offers.close()
         self._broker.close()
         self._restorer.finish()
-        self.engine.close()  # Before anybody is told that memory is his again.
+        self.engine.close()  # Before any user is told that its memory is free again.
         with self._lock:
             self._is_closed = True
             calls = [*self._calls.values(), *self._restoring]
@@ -832,14 +836,14 @@ class PeerLoop:
             measurements.set_exception(self._machine.error or InternalError("the peer has ended"))
         self._close_socket()
         self._waiter.close()
-        self._context.destroy(linger=0)  # With a socket that was half made, which would be waited for for ever.
+        self._context.destroy(linger=0)  # Also closes a half-made socket, on which it would wait forever.
         os.close(self._wakeup)
 
 
 _DIGEST = struct.Struct(">QQQ")
-"""Attempt, call of the sender, digest of its result."""
+"""Attempt, the sender's call, the digest of its result."""
 _NEVER_MS = 2**30
-"""libzmq says that it will try again later, which is how a try without a handshake ends; the session is sooner."""
+"""libzmq never reconnects by itself, but reports that it will: that report tells the session that a dial failed."""
 _SOCKET_EVENTS: dict[int, SessionEvent] = {
     zmq.EVENT_CONNECT_DELAYED: events.DialStarted(),
     zmq.EVENT_CONNECT_RETRIED: events.DialFailed(),

@@ -1,8 +1,8 @@
-"""What each path carries while attempts run, as TCP counts it.
+"""The rate of each path while attempts run, from TCP's counters.
 
-A path's rate is what was acknowledged over the time in which a connection of the link had something to send, or to be
-acknowledged. If there was more to send all the time, that is what the path can carry; if not, it can carry at least so
-much. Small tensors measure nothing, nor do links within a host.
+A path's rate is the number of bytes acknowledged, divided by the time in which a connection of the link had data to
+send or unacknowledged. If there was more to send all that time, this is the capacity of the path; if not, the capacity
+is at least this. Small tensors and links within a host give no measurement.
 
 The thread of the peer's loop alone uses a meter.
 """
@@ -21,21 +21,21 @@ class RateMeter:
     """Measures the paths of the attempts that run.
 
     Args:
-        engine: whose links.
+        engine: the engine whose links are measured.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._begun: dict[int, dict[bytes, LinkFlow]] = {}  # By attempt and peer: when it began.
+        self._begun: dict[int, dict[bytes, LinkFlow]] = {}  # By attempt and peer: the counters at its start.
         self.queued_us: dict[bytes, int] = {}
-        """By peer: how long packets waited in the queues of its path at the end of the last attempt."""
+        """How long packets waited in the queues of the path at the end of the last attempt, by peer."""
 
     def begin(self, attempt_id: int, peers: Iterable[bytes]) -> None:
-        """An attempt on a large tensor begins, with these peers beside this one in its plan."""
+        """An attempt on a large tensor begins; `peers` are this peer's neighbours in its plan."""
         self._begun[attempt_id] = {peer: flow for peer in peers if (flow := self._flow(peer)) is not None}
 
     def end(self, attempt_id: int) -> tuple[PathSample, ...]:
-        """An attempt has its result, or has failed. Returns what was measured, once."""
+        """An attempt has its result, or has failed. Returns its measurements, once."""
         begun = self._begun.pop(attempt_id, {})
         samples = []
         for peer, before in begun.items():
@@ -47,22 +47,22 @@ class RateMeter:
         return tuple(samples)
 
     def forget(self, attempt_id: int) -> None:
-        """An attempt has ended without a result, or nobody wants to know."""
+        """An attempt has ended without a result, or nobody needs its measurements."""
         self._begun.pop(attempt_id, None)
 
     def _flow(self, peer: bytes) -> LinkFlow | None:
-        with contextlib.suppress(EngineError):  # No link, or none any more.
+        with contextlib.suppress(EngineError):  # There is no link, or it was lost.
             return self._engine.link_flow(peer)
         return None
 
 
 def measure(peer: bytes, before: LinkFlow, after: LinkFlow | None) -> PathSample | None:
-    """The difference of two measurements of a link. None: the link is another one, or too little was sent on it."""
+    """The difference of two measurements of a link. None: it is another link by now, or too little was sent."""
     if after is None or after.link_id != before.link_id:
         return None
     sent = [new - old for old, new in zip(before.acked_bytes, after.acked_bytes, strict=True)]
     busy = [new - old for old, new in zip(before.busy_us, after.busy_us, strict=True)]
-    places = [place for place in range(len(sent)) if sent[place] > 0 and busy[place] > 0]  # Else it was replaced.
+    places = [place for place in range(len(sent)) if sent[place] > 0 and busy[place] > 0]  # Else replaced, or idle.
     total, busy_us = sum(sent[place] for place in places), max((busy[place] for place in places), default=0)
     if total < limits.RATE_SAMPLE_BYTES:
         return None

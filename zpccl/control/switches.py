@@ -1,4 +1,4 @@
-"""Switches that the user sets by a keyword, or by an environment variable where the keyword is left out."""
+"""Switches that the user sets by a keyword, or by an environment variable if the keyword is left out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _WORDS = {"1": True, "true": True, "0": False, "false": False, "": None}
 
 
 def read_switch(value: bool | None, name: str) -> tuple[bool | None, str]:
-    """Whether a switch is on, None if nothing is said; and where that was said, for error messages.
+    """Whether a switch is on, None if it is not set; and the name of its source, for error messages.
 
     Args:
-        value: of the keyword.
+        value: value of the keyword.
         name: the keyword. The variable has the same name, in capitals, after ZPCCL_.
 
     Raises:
-        InvalidArgument: the keyword is no bool, or the variable neither 1 nor 0.
+        InvalidArgument: the keyword is not a bool, or the variable is not 1, 0, true, false or empty.
     """
     variable = f"ZPCCL_{name.upper()}"
     if value is None and variable in os.environ:

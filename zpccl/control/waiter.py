@@ -1,6 +1,6 @@
 """Waits for ZeroMQ sockets and plain descriptors with one system call.
 
-`zmq.Poller` passes all sockets to libzmq at each wait, which queries the events of each, twice. A Waiter keeps the
+`zmq.Poller` passes all sockets to libzmq at each wait, and libzmq queries the events of each, twice. A Waiter keeps the
 descriptors in an epoll instead. The descriptor of a ZeroMQ socket is edge-triggered: it signals a change of state, not
 the presence of messages. Any call on the socket, even a send, may consume that signal, and a socket whose events were
 never queried signals nothing. So each socket is queried before the thread sleeps. A caller that does not drain a socket
@@ -24,7 +24,7 @@ _POLLIN = int(zmq.POLLIN)  # An int: arithmetic with pyzmq's enum takes longer t
 
 
 def is_readable(socket: zmq.Socket[bytes]) -> bool:
-    """True if it is open and a message waits. Cheaper than the exception of a `recv` that finds none."""
+    """True if the socket is open and a message waits. Cheaper than the exception of a `recv` that finds none."""
     return not socket.closed and bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 

@@ -30,7 +30,7 @@ class ZapHandler:
     """Answers libzmq whether a key may connect.
 
     Args:
-        context: of the sockets that it guards; make the handler before they bind.
+        context: the context of the sockets that it guards; make the handler before they bind.
         allowed: name of each admitted peer, by the text of its public key.
         refusals: logs refused keys.
     """
@@ -84,7 +84,7 @@ def secure(server: zmq.Socket[bytes], keys: MasterKeys) -> None:
 
 
 def identity_of(frame: zmq.Frame) -> str:
-    """The key of a frame's connection, as set by the ZAP handler; "" if no handler was asked."""
+    """The key of a frame's connection, as the ZAP handler has set it; "" if no handler was asked."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
@@ -92,7 +92,7 @@ def identity_of(frame: zmq.Frame) -> str:
 
 
 class HandshakeWatch:
-    """Logs connections that fail before libzmq has a key to ask about: clients without a secret or with another one.
+    """Logs connections that fail before libzmq asks about a key: clients without a secret or with another one.
 
     It gets the events of the server's socket monitor: libzmq reports why a handshake failed, and directly after that
     which connection closed. Addresses are for the log only: a descriptor may have closed before its event is read.
@@ -138,7 +138,7 @@ def _address_of(descriptor: int) -> str:
         return ""
     try:
         connection = socket.socket(fileno=copy)
-    except OSError:  # No socket.
+    except OSError:  # It is not a socket by now.
         os.close(copy)
         return ""
     with connection, contextlib.suppress(OSError):  # Not connected any more.

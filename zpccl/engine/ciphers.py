@@ -1,8 +1,8 @@
 """The ciphers for encrypted connections, and the exchange of fresh keys, from PyNaCl where it is installed.
 
-PyNaCl is the extra `secure`. Its libsodium is called from the engine's C threads by the addresses of its functions, so
-no frame passes through Python. Only what this CPU does well is offered: AEGIS-128L and AES-256-GCM need instructions
-for AES, and are slow, or not there, without; ChaCha20-Poly1305 is quick enough on any CPU.
+PyNaCl is the extra `secure`. The engine's C threads call its libsodium by the addresses of its functions, so no frame
+passes through Python. Only ciphers that this CPU does well are offered: without instructions for AES, AEGIS-128L and
+AES-256-GCM are slow or missing; ChaCha20-Poly1305 is quick enough on any CPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from enum import IntEnum
 from types import ModuleType
 
 SHARE_BYTES = 32
-"""Length of an X25519 public key, which is what each end sends."""
+"""Length of an X25519 public key; each end sends one."""
 
 
 class Cipher(IntEnum):
-    """How the frames of a connection travel, by its number on the wire; the greater, the better."""
+    """The cipher of a connection's frames, by its number on the wire; the greater, the better."""
 
     PLAIN = 0
     """Not encrypted."""
@@ -40,7 +40,7 @@ _NEED_AES = (Cipher.AES_256_GCM, Cipher.AEGIS_128L)
 
 @dataclass(frozen=True)
 class Aead:
-    """One cipher as C calls it: addresses of its two functions, and sizes in bytes."""
+    """One cipher for the C engine: addresses of its two functions, and sizes in bytes."""
 
     encrypt_address: int
     decrypt_address: int
@@ -51,7 +51,7 @@ class Aead:
 
 @dataclass(frozen=True)
 class CipherKeys:
-    """A cipher and the keys of the two directions of one connection; no other connection may have them."""
+    """A cipher and the keys of the two directions of one connection; no other connection may use these keys."""
 
     cipher: Cipher
     tx_key: bytes = field(repr=False)
@@ -88,7 +88,7 @@ def _address(sodium: ModuleType, name: str) -> int:
 
 
 def key_bytes(cipher: Cipher) -> int:
-    """Bytes of a key of a cipher that is available here."""
+    """Length of a key in bytes, for a cipher that is available here."""
     return available()[cipher].key_bytes
 
 
@@ -101,17 +101,17 @@ def best_of(offers: Sequence[Cipher], others: Sequence[Cipher]) -> Cipher | None
 
 
 def public_share(private: bytes) -> bytes:
-    """The share that goes with SHARE_BYTES random bytes."""
+    """The public share for a private key of SHARE_BYTES random bytes."""
     from nacl.bindings import crypto_scalarmult_base
 
     return bytes(crypto_scalarmult_base(private))
 
 
 def shared_secret(private: bytes, share: bytes) -> bytes:
-    """What only the holders of the two private keys know.
+    """The secret that only the holders of the two private keys can compute.
 
     Raises:
-        ValueError: the other side's share gives the same to everybody, so nobody made it by the rules.
+        ValueError: the other side's share gives everybody the same secret, so it was not made by the rules.
     """
     from nacl.bindings import crypto_scalarmult
     from nacl.exceptions import CryptoError

@@ -1,9 +1,9 @@
-"""Devices that hold tensors, as far as they are sent: copies to and from page-locked memory of the host.
+"""Devices that hold tensors: copies to and from page-locked memory of the host.
 
-Copies run beside the CPU, on two streams of their own, one for each way, in the order in which they are begun. They
-wait for the work that was on the caller's stream when its tensor was looked at, as all of torch does.
+Copies run asynchronously to the CPU, on two streams of their own, one per direction, in the order in which they are
+begun. Like all of torch, they wait for the work that was on the caller's stream when its tensor was looked at.
 
-The memory of the host belongs to torch's allocator of page-locked memory, which keeps what is given back for the next.
+The memory of the host belongs to torch's allocator of page-locked memory, which reuses memory that is given back.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Staging:
     """Page-locked memory of the host.
 
     Attributes:
-        memory: the same as bytes; it keeps the memory alive.
-        owner: what the device knows it by.
+        memory: the memory as bytes; this view keeps it alive.
+        owner: the device's own object for it.
     """
 
     memory: memoryview
@@ -38,7 +38,7 @@ class Device(Protocol):
     """One device. May be used by several threads at a time."""
 
     def bytes_of(self, tensor: Any) -> Any:
-        """What the device knows the bytes of a contiguous tensor by. It keeps the memory alive."""
+        """The device's own object for the bytes of a contiguous tensor. It keeps the memory alive."""
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         """A new tensor with the dtype of another one, and undefined contents."""
@@ -50,7 +50,7 @@ class Device(Protocol):
         """Waits until the work before the mark is done."""
 
     def behind(self, mark: Any) -> AbstractContextManager[None]:
-        """What this thread gives the device meanwhile is put on the stream for copies to it, behind the mark."""
+        """In this context, the work of this thread goes to the stream for copies to the device, behind the mark."""
 
     def staging(self, size: int) -> Staging:
         """New memory of the host for copies."""
@@ -66,7 +66,7 @@ class CudaDevice:
     """A GPU, by torch.
 
     Args:
-        device: torch's name of it, with its index.
+        device: torch's name of the GPU, with its index.
     """
 
     def __init__(self, device: Any) -> None:
@@ -75,12 +75,12 @@ class CudaDevice:
         self._to_host, self._to_device = (self._torch.cuda.Stream(device) for _ in range(2))
 
     def bytes_of(self, tensor: Any) -> Any:
-        """An alias of the tensor, of bytes in one dimension."""
+        """An alias of the tensor as bytes in one dimension."""
         # A tensor of one element is contiguous whatever its strides are, and `view` would keep them.
         return tensor.detach().as_strided((tensor.numel(),), (1,)).view(self._torch.uint8)
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
-        """Of torch's allocator for the GPU."""
+        """Allocates it with torch's allocator for the GPU."""
         return self._torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def mark(self) -> Any:
@@ -96,7 +96,7 @@ class CudaDevice:
         return self._behind(mark, self._to_device)
 
     def staging(self, size: int) -> Staging:
-        """New page-locked memory, which a GPU copies from and to by itself."""
+        """New page-locked memory, which a GPU reads and writes without the CPU."""
         tensor = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
         return Staging(memoryview(tensor.numpy()), tensor)
 
@@ -115,13 +115,13 @@ class CudaDevice:
             yield
 
     def _copy(self, target: Any, source: Any, mark: Any, stream: Any) -> Wait:
-        # Tensors that were made in inference mode may be written in it only; it suits all others, too.
+        # Tensors made in inference mode may be written only in that mode; it is right for all others, too.
         with self._torch.inference_mode(), self._behind(mark, stream):
             target.copy_(source, non_blocking=True)
             return partial(self.wait, self.mark())
 
     def _event(self) -> Any:
-        return self._torch.cuda.Event(blocking=True)  # Who waits for it leaves its CPU to others.
+        return self._torch.cuda.Event(blocking=True)  # A thread that waits for it frees its CPU.
 
 
 _devices: dict[str, Device] = {}

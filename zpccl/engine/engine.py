@@ -1,11 +1,11 @@
-"""The C engine as Python sees it; in the package the only user of `ffi` and `lib`.
+"""The Python interface of the C engine; in the package the only user of `ffi` and `lib`.
 
-Threads: each queue of events is polled by one thread at a time; all else is called by any. All calls release the GIL.
-`close` may come at any moment: it waits for the calls in progress, and later ones raise. The engine does not survive a
-fork: its threads stay in the parent, and every call in the child raises.
+Threads: each event queue is polled by one thread at a time; any thread may call everything else. All calls release the
+GIL. `close` may come at any moment: it waits for the calls in progress, and later ones raise. The engine does not
+survive a fork: its threads stay in the parent, and every call in the child raises.
 
-Memory: `start_reduce` takes addresses, not objects. Whoever calls it keeps the tensors alive, and leaves them alone,
-until `end_reduce` has returned.
+Memory: `start_reduce` takes addresses, not objects. The caller keeps the tensors alive, and does not touch them, until
+`end_reduce` has returned.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorit
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
 FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
-"""Channels from here on may be opened in any order, and are of no attempt."""
+"""Channels from this id on may be opened in any order, and belong to no attempt."""
 DIGEST_CHANNEL = 2**64 - 1
-"""The free channel on which participants of a collective tell each other the digests of their results."""
+"""The free channel on which participants of a collective send each other the digests of their results."""
 _NOBODY = bytes(PEER_ID_BYTES)
 _CLOSE_INTERVAL_S = 0.001
 _UNKNOWN_US = 2**32 - 1
@@ -53,11 +53,11 @@ def check_rc(rc: int, function: str) -> int:
 
 @dataclass(frozen=True)
 class TreeLane:
-    """A part of the tensor, and the tree up which it is reduced to the root, and down which the result goes.
+    """A part of the tensor and its tree: the part is reduced up the tree to the root, and the result goes down it.
 
     Args:
-        elements: of the part; 0 is legal, and then nobody needs a link for it.
-        parents: the parent of each rank; the root, of which there is one, is its own parent.
+        elements: number of elements of the part; 0 is legal, and then nobody needs a link for it.
+        parents: the parent of each rank; the only root is its own parent.
     """
 
     elements: int
@@ -69,33 +69,33 @@ class ReducePlan:
     """One attempt at a collective.
 
     Args:
-        attempt_id: larger than that of every attempt and channel the engine was told of.
-        datatype: of the elements.
-        op: how they are combined; without a meaning where nothing is reduced.
-        quantization: NONE, or for all-reduces of floating datatypes what the frames travel as.
-        block_elements: elements that share one scale; used only with quantisation.
-        rank: this peer's place in `peers`.
-        peers: ids of all who take part, 2 or more, in the same order everywhere: that of the ring.
-        count: elements of the input, 1 or more; of an all-to-all `world_size` rows of equal length.
-        input_address: of `count` contiguous elements.
-        output_address: all-reduce: of `count` contiguous elements; equal to `input_address` (in place) or without
-            overlap. Broadcast: equal to `input_address`. All-gather: of `world_size * count` elements.
-            Reduce-scatter: of this peer's part; the first `count % world_size` parts are one element longer.
-            All-to-all: of `count` elements, without overlap; row i comes from rank i.
+        attempt_id: larger than that of every earlier attempt and channel of this engine.
+        datatype: datatype of the elements.
+        op: how elements are combined; without meaning if nothing is reduced.
+        quantization: NONE, or for all-reduces of floating datatypes how frames are quantised.
+        block_elements: number of elements that share one scale; used only with quantisation.
+        rank: this peer's index in `peers`.
+        peers: ids of all participants, 2 or more, in the same order on all peers: that of the ring.
+        count: number of elements of the input, 1 or more; for an all-to-all `world_size` rows of equal length.
+        input_address: address of `count` contiguous elements.
+        output_address: for an all-reduce, `count` contiguous elements, equal to `input_address` (in place) or without
+            overlap. Broadcast: equal to `input_address`. All-gather: `world_size * count` elements. Reduce-scatter:
+            this peer's part; the first `count % world_size` parts are one element longer. All-to-all: `count` elements,
+            without overlap; row i comes from rank i.
         frame_bytes: tensor bytes of one frame.
         restore: in place, keep the old bytes so that `end_reduce(commit=False)` can put them back.
-        algorithm: RING; of an all-reduce, and with lanes, also DIRECT; of an all-to-all only DIRECT.
-        quantized_datatype: what elements travel as; used only with quantisation.
-        kind: what is done; BARRIER is nothing for an engine.
-        owners: the rank that owns each row (all-gather) or part (reduce-scatter), or that of the root (broadcast).
-            Empty for an all-reduce and an all-to-all, whose row j goes to rank j.
-        lanes: of DIRECT, but not of an all-to-all: together, in order, the whole tensor. Empty: in an all-reduce each
-            rank is the root of all others, for an equal part. Of an all-gather each row is a lane, of a reduce-scatter
-            each part, and its owner the root; in a broadcast the root of all lanes is the root. In an AVG of integers
-            narrower than 64 bits the root is the parent of all others.
-        digest_channel: where the digest of the result is told to all other peers once it is there: attempt, `call`,
-            digest, 64 bits each, big-endian. 0: to nobody.
-        call: a number to tell with the digest.
+        algorithm: RING; for an all-reduce, and with lanes, also DIRECT; for an all-to-all only DIRECT.
+        quantized_datatype: datatype of quantised elements in frames; used only with quantisation.
+        kind: the collective; the engine does not do a BARRIER.
+        owners: the rank that owns each row (all-gather) or part (reduce-scatter), or the rank of the root (broadcast).
+            Empty for an all-reduce, and for an all-to-all, whose row j goes to rank j.
+        lanes: for DIRECT, except an all-to-all: lanes that cover the whole tensor, in order. Empty: in an all-reduce
+            each rank is the root of all others, for an equal part. In an all-gather each row is a lane, in a
+            reduce-scatter each part, with its owner as root; in a broadcast all lanes have the root of the broadcast.
+            In an AVG of integers narrower than 64 bits the root is the parent of all others.
+        digest_channel: channel on which all other peers get the digest of the result, once it is there: attempt,
+            `call` and digest, 64 bits each, big-endian. 0: nobody gets it.
+        call: a number that is sent with the digest.
     """
 
     attempt_id: int
@@ -121,17 +121,17 @@ class ReducePlan:
 
 @dataclass(frozen=True)
 class ReduceDone:
-    """An attempt is complete here, or failed.
+    """An attempt is complete on this peer, or failed.
 
     Attributes:
-        attempt_id: which.
+        attempt_id: id of the attempt.
         status: 0, or a negative errno.
-        digest: 64 bits; equal on all peers if, and but for collisions only if, their results are. 0 of a
+        digest: 64 bits; equal on all peers if their results are equal, and except for collisions only then. 0 for a
             reduce-scatter and an all-to-all, where each result is on one peer only.
-        tx_bytes: sent, headers included.
-        rx_bytes: received, headers included.
-        fault: id of the peer that it failed by, or None where none is known.
-        has_told: the digest was told to the other peers.
+        tx_bytes: bytes sent, headers included.
+        rx_bytes: bytes received, headers included.
+        fault: id of the peer that made it fail, or None if none is known.
+        has_told: the digest was sent to the other peers.
     """
 
     attempt_id: int
@@ -145,7 +145,7 @@ class ReduceDone:
 
 @dataclass(frozen=True)
 class LinkLost:
-    """A link is gone, by no wish of ours.
+    """A link is gone, though this side did not close it.
 
     Attributes:
         peer: id of its other end.
@@ -160,13 +160,13 @@ class LinkLost:
 
 @dataclass(frozen=True)
 class ConnectionLost:
-    """One of several connections of a link is gone; what it had not delivered goes over the others.
+    """One of several connections of a link is gone; frames that it had not delivered go over the others.
 
     Attributes:
         peer: id of its other end.
         link_id: what `open_link` returned.
         index: its place in the link, which `add_connection` may fill again.
-        generation: that of the connection which was there last.
+        generation: generation of the lost connection.
         status: a negative errno.
     """
 
@@ -179,18 +179,18 @@ class ConnectionLost:
 
 @dataclass(frozen=True)
 class LinkStats:
-    """What a link has done.
+    """State and counters of a link.
 
     Attributes:
         link_id: what `open_link` returned.
-        open_count: connections that are open now.
-        senders: connections that take frames.
-        lost_count: connections that were lost while others were left.
-        resent_frames: sent again because their connection was lost.
-        message_bytes: of messages that are queued, being sent, or sent and not acknowledged by the other end.
-        tx_bytes: sent in each place of the link, headers included.
-        rx_bytes: received in each place.
-        generations: of the connection that is, or was last, in each place.
+        open_count: number of connections that are open now.
+        senders: number of connections that take frames.
+        lost_count: number of connections that were lost while others were left.
+        resent_frames: number of frames sent again because their connection was lost.
+        message_bytes: bytes of messages that are queued, being sent, or sent and not acknowledged by the other end.
+        tx_bytes: bytes sent in each place of the link, headers included.
+        rx_bytes: bytes received in each place.
+        generations: generation of the current or last connection in each place.
     """
 
     link_id: int
@@ -206,15 +206,15 @@ class LinkStats:
 
 @dataclass(frozen=True)
 class LinkFlow:
-    """What TCP has sent on a link since its connections were opened, by connection.
+    """TCP's counters of a link since its connections were opened, by connection.
 
     Attributes:
         link_id: what `open_link` returned.
-        round_trip_us: the least of late; None: not known.
-        queued_us: how much longer that of one connection is now: the time in the queues of the path.
-        acked_bytes: acknowledged by the other end; 0 where no connection is open.
-        busy_us: how long there was something to send, or to be acknowledged.
-        is_limited: of late by the path, and not by what there was to send.
+        round_trip_us: the minimum of the recent round-trip times; None: not known.
+        queued_us: by how much the slowest connection's round trip exceeds that now: the time in the path's queues.
+        acked_bytes: bytes acknowledged by the other end; 0 if no connection is open.
+        busy_us: time in which there were bytes to send, or bytes not acknowledged.
+        is_limited: recently the path was the limit, and not the supply of bytes to send.
     """
 
     link_id: int
@@ -226,25 +226,25 @@ class LinkFlow:
 
 
 class Body:
-    """The bytes of a message, in memory of the engine, until they are released. Until then they count against the bound
-    of what an engine has received. Any thread may use it. Whoever drops one releases it.
+    """The bytes of a message, in memory of the engine, until they are released. Until then they count against the
+    bound on received messages of the engine. Any thread may use it. Dropping the object releases them.
 
     Args:
-        engine: whose memory it is.
-        event: of the message, which it takes the bytes from.
+        engine: the engine that owns the memory.
+        event: event of the message; its bytes are moved here.
     """
 
     __slots__ = ("_engine", "_native", "_size")
 
     def __init__(self, engine: Engine, event: Any) -> None:
         self._engine, self._size = engine, event.body_bytes
-        self._native, event.body = event.body, ffi.NULL  # Python looks for signals before or after both.
+        self._native, event.body = event.body, ffi.NULL  # Python handles signals before or after both.
 
     def __len__(self) -> int:
         return int(self._size)
 
     def held(self) -> AbstractContextManager[Any]:
-        """The bytes are there while a `with` block has this, and the engine is not freed before: be quick.
+        """A `with` block that uses this keeps the bytes, and the engine cannot be freed meanwhile: be quick.
 
         Raises:
             EngineError: ESHUTDOWN, the engine is closed.
@@ -252,19 +252,19 @@ class Body:
         return self._engine._handle.use()  # type: ignore[no-any-return]
 
     def view(self) -> memoryview:
-        """The bytes, for as long as they are `held`. To be used by a `with` block."""
+        """The bytes, valid while they are `held`. Use it in a `with` block."""
         return memoryview(ffi.buffer(self._native, self._size)).toreadonly()
 
     def release(self) -> None:
         """Gives the memory back, once. The bytes must not be held."""
         native, self._native = self._native, ffi.NULL
         if native:
-            # Else it was freed with the engine.
+            # If the engine is closed, the memory was freed with it.
             with contextlib.suppress(EngineError), self._engine._handle.use() as engine:
                 lib.zp_message_release(engine[0], native)
 
     def read(self) -> bytes:
-        """A copy of the bytes, which are released."""
+        """Returns a copy of the bytes, and releases them."""
         try:
             with self.held(), self.view() as view:
                 return bytes(view)
@@ -278,7 +278,7 @@ class Body:
 
 @dataclass(frozen=True)
 class MessageReceived:
-    """A message came on an open channel. Its body is to be released."""
+    """A message came on an open channel. The receiver must release its body."""
 
     peer: bytes
     channel_id: int
@@ -287,7 +287,7 @@ class MessageReceived:
 
 @dataclass(frozen=True)
 class Writable:
-    """The message queue of a link, which `post_message` found full, has space again: of whichever link of a channel."""
+    """A link's message queue that `post_message` found full has space again. The event does not name the link."""
 
     channel_id: int
 
@@ -300,8 +300,9 @@ _open_engines: Living[Engine] = Living()
 class _Handle:
     """The C engine, freed once it is closed and no `with` block uses it. It belongs to the process that opened it.
 
-    Whoever uses it has a view of the memory with its address, which cannot be emptied meanwhile. Views are given back
-    wherever Ctrl-C comes; a count would not be, as Python looks for signals before the first line of `__exit__`.
+    Each user holds a view of the bytearray with the engine's address, and `close` cannot empty that meanwhile. A view
+    is given back wherever Ctrl-C comes; a counter would not be, as Python handles signals before the first line of
+    `__exit__`.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -311,7 +312,7 @@ class _Handle:
         self._is_closed = False
 
     def use(self) -> Any:
-        """To be used by a `with` block, which gets an array of the C engine alone."""
+        """For a `with` block, which gets an array with the C engine as its only element."""
         if os.getpid() != self._pid:
             raise EngineError(errno.ECHILD, "the engine belongs to the parent process; make a new one after fork")
         if not self._is_closed:
@@ -328,9 +329,9 @@ class _Handle:
         while self._address:
             try:
                 self._address.clear()
-            except BufferError:  # It is used: calls are short.
-                time.sleep(_CLOSE_INTERVAL_S)  # If Ctrl-C comes here, the next one goes on.
-        with contextlib.suppress(IndexError):  # Another one frees it.
+            except BufferError:  # A call uses the engine. Calls are short.
+                time.sleep(_CLOSE_INTERVAL_S)  # If Ctrl-C comes here, the next close() goes on.
+        with contextlib.suppress(IndexError):  # Another thread frees the engine.
             lib.zp_engine_close(self._to_free.pop())
 
 
@@ -338,18 +339,18 @@ class Engine:
     """The data plane of one process: links to peers, collectives and messages over them.
 
     Args:
-        threads: I/O threads; None: by the CPUs that this process may use.
-        stall_timeout_ms: an attempt that completes no frame for so long fails with ETIMEDOUT (native/attempt.c); a link
-            is lost on which a message stops for so long.
-        path_timeout_ms: a link whose other end acknowledges nothing for so long is lost; 0: never. The system counts
-            in seconds where a peer only receives.
+        threads: number of I/O threads; None: depends on the CPUs that this process may use.
+        stall_timeout_ms: an attempt that completes no frame for this long fails with ETIMEDOUT (native/attempt.c); a
+            link on which a message makes no progress for this long is lost.
+        path_timeout_ms: a link whose other end acknowledges nothing for this long is lost; 0: never. If a peer only
+            receives, the kernel counts in whole seconds.
         message_bytes_max: longest message to send and to receive.
-        messages_queued_bytes_max: of messages received and not yet released, of which each link may have an equal
-            share, and of those queued for each link.
-        local_senders_max: connections of a link within this host that are sent on at a time; 0: all.
+        messages_queued_bytes_max: bound on the bytes of messages received and not yet released, of which each link may
+            always have an equal share; also the bound on the bytes of messages queued for each link.
+        local_senders_max: number of connections of a link within this host that send at a time; 0: all.
 
     Raises:
-        EngineError: an argument out of range, or the system has no threads, descriptors or memory to give.
+        EngineError: an argument is out of range, or the system lacks threads, descriptors or memory.
     """
 
     def __init__(
@@ -388,8 +389,8 @@ class Engine:
     def close(self) -> None:
         """Ends all attempts as `end_reduce(commit=False)` does, closes all links and frees the engine.
 
-        Waits for calls in progress on other threads, which return soon. Closing twice is legal; in a forked child it
-        does nothing, for the engine is the parent's.
+        Waits for calls in progress on other threads, which return soon. Closing twice is legal. In a forked child it
+        does nothing, because the engine belongs to the parent.
         """
         self._handle.close()
 
@@ -404,15 +405,15 @@ class Engine:
             self.close()
 
     def fileno(self) -> int:
-        """The descriptor that is readable while events wait. It belongs to the engine."""
+        """The descriptor that is readable while events wait. The engine owns it."""
         return self._fd
 
     def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:
-        """Takes the events that wait, at most `events_max`; never blocks. What is left keeps `fileno` readable.
+        """Takes waiting events, at most `events_max`; never blocks. Events that are left keep `fileno` readable.
 
         Args:
-            events_max: how many.
-            channel_id: takes those of a channel with a mailbox.
+            events_max: the most events to take.
+            channel_id: take the events of this channel, which has a mailbox; None: all other events.
         """
         events: list[EngineEvent] = []
         event = ffi.new("zp_event *")
@@ -423,7 +424,7 @@ class Engine:
                     events.append(self._take(event))
             except BaseException:  # Ctrl-C came, perhaps before the message had its `Body`.
                 lib.zp_message_release(engine[0], event.body)
-                for each in events:  # Who keeps the traceback keeps them alive.
+                for each in events:  # A kept traceback would keep them alive.
                     if isinstance(each, MessageReceived):
                         each.body.release()
                 raise
@@ -452,20 +453,20 @@ class Engine:
         cipher_keys: Sequence[ciphers.CipherKeys] | None = None,
         places: int = 0,
     ) -> int:
-        """Gives the engine the connected stream sockets `fds` to `peer`, which it owns from then on.
+        """Gives the engine the connected stream sockets `fds` to `peer`; the engine owns them from then on.
 
         Args:
             peer: id of the other end.
             fds: the sockets.
-            cipher_keys: cipher and keys of each of them; None: they are not encrypted.
-            places: `add_connection` may add others, up to so many in total.
+            cipher_keys: cipher and keys of each socket; None: they are not encrypted.
+            places: the most connections of the link; `add_connection` may add them up to this number.
 
         Returns:
             The id of the link.
 
         Raises:
-            EngineError: EEXIST if there is a link to this peer, EINVAL for no or too many sockets, and what the system
-                says of them. Then the sockets are still the caller's.
+            EngineError: EEXIST if there is a link to this peer, EINVAL for no or too many sockets, and errors of the
+                system. Then the sockets still belong to the caller.
         """
         link_id = ffi.new("uint64_t *")
         count = max(places, len(fds))
@@ -487,21 +488,22 @@ class Engine:
         first: bytes = b"",
         keys: ciphers.CipherKeys | None = None,
     ) -> None:
-        """Gives the engine a connected stream socket for a free place of an open link; it owns it from then on.
+        """Gives the engine a connected stream socket for a free place of an open link; the engine owns it from then on.
 
         Args:
             peer: id of the other end.
             link_id: what `open_link` returned.
             index: place in the link, the same at both ends: that of a `ConnectionLost`, or one never used.
-            generation: the same at both ends, and greater than any that was in this place.
-            fd: of the socket.
-            first: sent before the first frame, if the connection is taken. The end that was dialled must have taken
-                it before the other end may add it: this can tell the other end so.
+            generation: the same at both ends, and greater than any earlier one in this place.
+            fd: descriptor of the socket.
+            first: bytes sent before the first frame, if the engine takes the connection. The accepting end must take it
+                before the dialling end may add it: these bytes can tell the dialling end so.
             keys: its cipher and keys; None if and only if the link is not encrypted.
 
         Raises:
             EngineError: ENOTCONN, there is no such link; EBUSY, that index is open or not retransmitted; ESTALE, the
-                generation is not greater; EEXIST, EINVAL, and what the system says. Then the socket is the caller's.
+                generation is not greater; EEXIST, EINVAL, and errors of the system. Then the socket still belongs to
+                the caller.
         """
         native = ffi.NULL if keys is None else _cipher_keys([keys], 1)
         with self._handle.use() as engine:
@@ -524,7 +526,7 @@ class Engine:
         return stats.tx_bytes, stats.rx_bytes
 
     def link_state(self, peer: bytes) -> LinkStats:
-        """What the link to `peer` has done, and how many connections it has.
+        """State and counters of the link to `peer`.
 
         Raises:
             EngineError: ENOTCONN, there is no link.
@@ -546,7 +548,7 @@ class Engine:
         )
 
     def link_flow(self, peer: bytes) -> LinkFlow:
-        """What TCP has sent on the link to `peer`. All zeros within a host, where no path is measured.
+        """TCP's counters of the link to `peer`. All are zero for a link within this host: its path is not measured.
 
         Raises:
             EngineError: ENOTCONN, there is no link.
@@ -565,7 +567,7 @@ class Engine:
         )
 
     def set_senders(self, peer: bytes, senders: int) -> None:
-        """From now on only the first so many open connections of the link to `peer` take frames.
+        """From now on only the first `senders` open connections of the link to `peer` take frames.
 
         Raises:
             EngineError: ENOTCONN, there is no link; EINVAL, less than one.
@@ -574,7 +576,7 @@ class Engine:
             check_rc(lib.zp_link_set_senders(engine[0], _peer(peer), senders), "zp_link_set_senders")
 
     def is_local(self, peer: bytes) -> bool:
-        """True if `peer` is on this host, by the addresses of the link to it; False without a link."""
+        """True if the addresses of the link to `peer` show that it is on this host; False without a link."""
         stats = ffi.new("zp_link_stats *")
         with contextlib.suppress(EngineError), self._handle.use() as engine:
             lib.zp_link_get_stats(engine[0], _peer(peer), stats)
@@ -586,16 +588,16 @@ class Engine:
         """Starts an attempt at a collective. A `ReduceDone` follows unless `end_reduce` comes first.
 
         Raises:
-            EngineError: ENOTCONN without a link to a peer that it needs one to, EINVAL, EEXIST, ENOMEM. There is
-                nothing to end then.
-            ValueError: a tree has not as many ranks as there are peers.
+            EngineError: ENOTCONN if a link that it needs is missing, EINVAL, EEXIST, ENOMEM. Then there is nothing to
+                end.
+            ValueError: the number of ranks of a tree is not the number of peers.
         """
         sizes = {len(lane.parents) for lane in plan.lanes}
         if not sizes <= {len(plan.peers)}:
             raise ValueError(f"the trees of {len(plan.peers)} peers have {sorted(sizes)} ranks")
         peers = ffi.new("uint8_t[]", b"".join(_peer(peer) for peer in plan.peers))
         owners = ffi.new("uint32_t[]", plan.owners) if plan.owners else ffi.NULL
-        trees = [ffi.new("uint32_t[]", lane.parents) for lane in plan.lanes]  # To be kept until the call has returned.
+        trees = [ffi.new("uint32_t[]", lane.parents) for lane in plan.lanes]  # Kept alive until the call has returned.
         parts = [(lane.elements, tree) for lane, tree in zip(plan.lanes, trees, strict=True)]
         lanes = ffi.new("zp_lane[]", parts) if parts else ffi.NULL
         native = ffi.new(
@@ -628,17 +630,17 @@ class Engine:
             check_rc(lib.zp_reduce_start(engine[0], native), "zp_reduce_start")
 
     def withhold_digest(self, attempt_id: int) -> bool:
-        """From now on the digest of an attempt is not told. True if it has been, and its `ReduceDone` waits."""
+        """From now on the digest of an attempt is not sent. True if it was sent before, and its `ReduceDone` waits."""
         with self._handle.use() as engine:
             return bool(lib.zp_reduce_withhold(engine[0], attempt_id))
 
     def end_reduce(self, attempt_id: int, *, commit: bool) -> None:
-        """Ends an attempt, running, done or never started; then its memory is the caller's again.
+        """Ends an attempt, whether it is running, done or never started; then its memory is the caller's again.
 
         Args:
-            attempt_id: which.
+            attempt_id: id of the attempt.
             commit: keep the result, legal only after `ReduceDone` with status 0. Otherwise an in-place buffer gets its
-                old contents back (if the plan said `restore`), and the output of an out-of-place reduce is undefined.
+                old contents back (if the plan had `restore`), and the output of an out-of-place reduce is undefined.
 
         Raises:
             EngineError: EINVAL, there is no result to commit.
@@ -647,7 +649,7 @@ class Engine:
             check_rc(lib.zp_reduce_end(engine[0], attempt_id, commit), "zp_reduce_end")
 
     def hold_stalls(self, hold: bool) -> None:
-        """While held, no attempt stalls; after that each has a whole timeout. Links are watched all the same."""
+        """While held, no attempt stalls; after that each has the whole timeout again. Links are watched as always."""
         with self._handle.use() as engine:
             lib.zp_stalls_hold(engine[0], hold)
 
@@ -657,8 +659,8 @@ class Engine:
         """From now on messages on `channel_id` are delivered, and may be posted.
 
         Args:
-            channel_id: which.
-            fileno: of the mailbox that takes its events; -1: `poll` does.
+            channel_id: id of the channel.
+            fileno: eventfd of the mailbox that takes its events; -1: `poll` takes them.
 
         Raises:
             EngineError: EEXIST, it is open.
@@ -667,7 +669,7 @@ class Engine:
             check_rc(lib.zp_channel_open(engine[0], channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
-        """From now on messages on `channel_id` are dropped, those that wait included."""
+        """From now on messages on `channel_id` are dropped, waiting ones included."""
         with self._handle.use() as engine:
             check_rc(lib.zp_channel_close(engine[0], channel_id), "zp_channel_close")
 
@@ -682,18 +684,19 @@ class Engine:
         """Queues a copy of `head` and `body` as one message for `peer`, without waiting.
 
         Args:
-            peer: to whom.
-            channel_id: on which channel.
+            peer: id of the receiver.
+            channel_id: id of the channel.
             head: the first bytes.
             body: the rest, from anywhere in memory.
-            queue_bytes_max: of messages that the peer has not acknowledged, this one included. One may always pass.
+            queue_bytes_max: bound on the bytes that the peer has not acknowledged, this message included. A single
+                message may always pass.
 
         Returns:
-            False if there is no room. A `Writable` follows once half of that is free.
+            False if there is no room. A `Writable` follows once half of the bound is free.
 
         Raises:
-            EngineError: ECANCELED, the channel is not open here; ENOTCONN, no link; EMSGSIZE, longer than allowed;
-                ENOMEM.
+            EngineError: ECANCELED, the channel is not open here; ENOTCONN, there is no link; EMSGSIZE, the message is
+                longer than allowed; ENOMEM.
         """
         first, rest = ffi.from_buffer(head), ffi.from_buffer(body)
         with self._handle.use() as engine:
@@ -704,7 +707,7 @@ class Engine:
 
 
 def default_threads(cpus: int) -> int:
-    """I/O threads of an engine whose process may use so many CPUs."""
+    """Number of I/O threads of an engine whose process may use `cpus` CPUs."""
     return max(1, min(cpus // limits.ENGINE_THREAD_CPUS, limits.ENGINE_THREADS_DEFAULT_MAX))
 
 
@@ -715,7 +718,7 @@ def _peer(peer: bytes) -> bytes:
 
 
 def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys], count: int) -> Any:
-    """An array of zp_aead; the last ones may be empty."""
+    """An array of `count` zp_aead; those beyond `cipher_keys` are empty."""
     native = ffi.new("zp_aead[]", count)
     for target, keys in zip(native, cipher_keys, strict=False):
         aead = ciphers.available()[keys.cipher]
@@ -731,6 +734,6 @@ def _cipher_keys(cipher_keys: Sequence[ciphers.CipherKeys], count: int) -> Any:
 
 @atexit.register
 def _close_all() -> None:
-    """The interpreter frees tensors when it ends; no I/O thread may still work on them then."""
+    """Closes all engines before the interpreter ends and frees tensors: no I/O thread may still use them then."""
     for engine in _open_engines.all():
         engine.close()

@@ -1,4 +1,4 @@
-"""What one thread waits for: messages on channels of an engine, and what other threads of this process put there."""
+"""A mailbox for one thread: messages on channels of an engine, and items that other threads of this process put in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zpccl.engine.engine import Engine
 class Mailbox:
     """Belongs to the thread that takes; any thread may put.
 
-    A message wakes that thread and no other, and stays with the engine, whose bounds it counts against, until then.
+    A message wakes only that thread. Until it is taken it stays in the engine and counts against the engine's bounds.
     """
 
     def __init__(self) -> None:
@@ -26,25 +26,25 @@ class Mailbox:
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
 
-    def __del__(self) -> None:  # Not before: whoever may still put something holds it.
-        if hasattr(self, "_fd"):  # Else there was no descriptor to have.
+    def __del__(self) -> None:  # Not sooner: a thread that may still put something holds a reference.
+        if hasattr(self, "_fd"):  # Without it, the system had no descriptor to give.
             os.close(self._fd)
 
     def fileno(self) -> int:
-        """The eventfd that is written when there is something new. `Engine.open_channel` needs it."""
+        """The eventfd that is written when something arrives. `Engine.open_channel` needs it."""
         return self._fd
 
     def put(self, item: Any) -> None:
-        """Adds something to what is taken."""
+        """Adds an item."""
         self._items.append(item)
         os.eventfd_write(self._fd, 1)
 
     def listen(self, engine: Engine, channel_id: int) -> None:
-        """From now on takes the events of a channel, too, which was opened with this mailbox."""
+        """From now on `take` also returns the events of this channel, which was opened with this mailbox."""
         self._channels.append((engine, channel_id))
 
     def take(self, deadline_ns: int) -> list[Any]:
-        """What is there, once there is something; [] if nothing has come by the deadline of the monotonic clock."""
+        """Waits, then takes what has come; [] if nothing has come by the deadline on the monotonic clock."""
         while not (found := self._look()):
             left_ms = -(-(deadline_ns - time.monotonic_ns()) // limits.MS)
             if left_ms <= 0 or not self._poll.poll(left_ms):
@@ -56,7 +56,7 @@ class Mailbox:
     def _look(self) -> list[Any]:
         items = [self._items.popleft() for _ in range(min(len(self._items), limits.POLL_EVENTS_MAX))]
         found: list[Any] = []
-        for engine, channel_id in self._channels:  # Later, and first: what came over a link precedes its loss.
+        for engine, channel_id in self._channels:  # Polled later, listed first: a link's messages precede its loss.
             with contextlib.suppress(OSError):  # The engine is closed.
                 found += engine.poll(limits.POLL_EVENTS_MAX, channel_id)
         return found + items

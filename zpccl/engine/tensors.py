@@ -1,6 +1,6 @@
-"""Tensors of numpy and torch as plain memory: address, count, dtype. Neither package is imported for it.
+"""Tensors of numpy and torch as plain memory: address, count, dtype. Neither package is imported here.
 
-A tensor on a GPU is memory of the host in its place (staged.py).
+A tensor on a GPU is represented by memory of the host (staged.py).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class TensorView:
     """The memory of a tensor.
 
     Attributes:
-        owner: the tensor, or what stands for one on a device; holding it keeps the memory alive.
-        address: of the first element.
-        count: elements; 0 also where there is no tensor.
-        datatype: of each element.
+        owner: the tensor, or the `Staged` of one on a device; holding it keeps the memory alive.
+        address: address of the first element.
+        count: number of elements; also 0 if there is no tensor.
+        datatype: datatype of the elements.
     """
 
     owner: Any
@@ -39,11 +39,11 @@ class TensorView:
 
     @property
     def staged(self) -> Staged | None:
-        """What stands for a tensor on a device."""
+        """The host memory of a tensor on a device; None for a tensor of the host."""
         return self.owner if isinstance(self.owner, Staged) else None
 
     def overlaps(self, other: TensorView) -> bool:
-        """True if the two tensors share memory, of whichever device."""
+        """True if the two tensors share memory, on any device."""
         device, begin = self.place
         other_device, other_begin = other.place
         return device == other_device and begin < other_begin + other.nbytes and other_begin < begin + self.nbytes
@@ -55,17 +55,17 @@ class TensorView:
 
 
 NO_MEMORY = TensorView(None, 0, 0, DataType.UINT8)
-"""Of a collective without a tensor."""
+"""For a collective without a tensor."""
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """True for tensors of torch, if it is loaded at all."""
+    """True for tensors of torch; False if torch is not loaded."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
 def local_tensor(tensor: Any) -> Any:
-    """What this process has of a DTensor of torch; any other tensor as it is."""
+    """The local part of a DTensor of torch; any other tensor as it is."""
     module = sys.modules.get("torch.distributed.tensor")
     return tensor.to_local() if module is not None and isinstance(tensor, module.DTensor) else tensor
 
@@ -83,11 +83,12 @@ def view(
 
     Args:
         tensor: C-contiguous; may be empty.
-        name: of the argument, for error messages.
+        name: name of the argument, for error messages.
         writable: the memory will be written.
         reads: its contents are used.
-        datatype: what the caller says the elements are. BFLOAT16 may be said of uint16 arrays, which numpy needs.
-        like: of `send`, whose elements it must have.
+        datatype: the caller's datatype of the elements. BFLOAT16 is accepted for uint16 arrays, as numpy has no such
+            type.
+        like: the view of `send`, whose datatype the tensor must have.
 
     Raises:
         InvalidArgument: the tensor cannot be used; the text says why and what to do.
@@ -110,7 +111,7 @@ def view(
 def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[Any, TensorView]:
     """A new tensor of the same kind and dtype as `like`, with undefined contents, and its memory.
 
-    No page of it is touched. torch.empty would fill it where algorithms must be deterministic, at a second a GiB.
+    No page of it is touched: in torch's deterministic mode torch.empty would fill it, which takes a second per GiB.
     """
     count = math.prod(shape)
     if is_torch_tensor(like):
@@ -127,7 +128,7 @@ def new_tensor(like: Any, shape: tuple[int, ...], datatype: DataType) -> tuple[A
 
 def first_elements(tensor: Any, count: int, shape: tuple[int, ...]) -> Any:
     """The first `count` elements of a contiguous tensor in a new shape, without a copy."""
-    # A sub-class of ndarray may have shapes of its own: a matrix never has but two dimensions.
+    # A subclass of ndarray may restrict shapes: a matrix always has two dimensions.
     tensor = tensor.detach() if is_torch_tensor(tensor) else sys.modules["numpy"].asarray(tensor)
     return tensor.reshape(-1)[:count].reshape(shape)
 
@@ -170,17 +171,17 @@ def _staged(tensor: Any, datatype: DataType, *, reads: bool) -> TensorView:
 
 
 def check_torch(tensor: Any, name: str) -> DataType:
-    """The type of the elements of a torch tensor, if they lie one after the other in memory that can be reached.
+    """The datatype of a torch tensor, after a check that its elements are contiguous in accessible memory.
 
     Raises:
-        InvalidArgument: they do not; the text says why and what to do.
+        InvalidArgument: they are not; the text says why and what to do.
     """
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {tensor.device}; it must be on the CPU or a GPU: use tensor.cpu()")
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)
-    if tensor.is_neg():  # Of the imaginary part of a conjugate.
+    if tensor.is_neg():  # The imaginary part of a conjugate is such a view.
         raise InvalidArgument(f"{name} is a view whose elements are those in memory, negated; use tensor.resolve_neg()")
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} is not contiguous; use tensor.contiguous() and copy the result back")

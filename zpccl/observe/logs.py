@@ -1,4 +1,4 @@
-"""Logging: the logger "zpccl" of `logging`, a handler for programs that set up none, and logs with a bound."""
+"""Logging: the logger "zpccl" of `logging`, a handler for programs without one, and rate-limited logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log_to_stderr(level: str) -> None:
 
 
 def log_as_environment_says() -> None:
-    """Logs to standard error if ZPCCL_LOG_LEVEL is set, else leaves logging to the program."""
+    """Logs to standard error if ZPCCL_LOG_LEVEL is set, otherwise leaves logging to the program."""
     logging.getLogger("zpccl").addHandler(logging.NullHandler())
     level = os.environ.get("ZPCCL_LOG_LEVEL", "").lower()
     if level in LEVELS:
@@ -33,12 +33,12 @@ def log_as_environment_says() -> None:
 
 
 class BoundedLog:
-    """A rate-limited log, because strangers and members may cause floods of lines. It belongs to one thread, or a lock.
+    """A rate-limited log, because strangers and members may cause floods of lines. For one thread, or under a lock.
 
     Args:
         logger: receives the lines.
-        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL. Half of them are for warnings
-            and errors, which what is usual must not keep out.
+        lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL. Lines below a warning get at
+            most half of them, so that they cannot keep out warnings and errors.
     """
 
     def __init__(self, logger: logging.Logger, lines_max: str) -> None:

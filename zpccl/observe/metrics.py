@@ -131,7 +131,7 @@ def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
 
 
 def _network(snapshot: Snapshot) -> Iterator[Metric]:
-    """The slowest paths, by the names of their ends: of paths with the same names the slowest."""
+    """The slowest paths, by the names of their ends; if several paths have the same names, the slowest of them."""
     topology = Topology.of(snapshot.measurements)
     text = "Rate that a path between two peers has shown, of the slowest ones."
     rates = GaugeMetricFamily("zpccl_path_bytes_per_second", text, labels=["sender", "receiver"])
@@ -152,16 +152,16 @@ def _network(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 class _Handler(WSGIRequestHandler):
-    """Answers one request. Whoever says nothing for long enough is left."""
+    """Answers one request. The connection of a client that is silent for too long is closed."""
 
     timeout = limits.METRICS_SILENCE_NS / limits.SECOND
 
     def log_message(self, *_: Any) -> None:
-        """The log of a master is no access log."""
+        """Logs nothing: the log of a master is not an access log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each connection, of which nobody waits for the end. Beyond the bound they are closed at once."""
+    """One thread for each connection; nobody waits for its end. Connections beyond the bound are closed at once."""
 
     daemon_threads = True
 
@@ -171,13 +171,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Binds. HTTPServer would look up the name of the address too, for half a minute where no resolver answers."""
+        """Binds. HTTPServer would also look up the name of the address: half a minute if no resolver answers."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread, if there is one left."""
+        """Starts a thread, unless METRICS_CONNECTIONS_MAX run."""
         if not self._slots.acquire(blocking=False):
             return self.shutdown_request(request)
         try:
@@ -187,14 +187,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """What the thread does."""
+        """Serves the request, in the thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, *_: Any) -> None:
-        """The client is gone or says nothing: by default its address would be printed, with a traceback."""
+        """Prints nothing: the client is gone or silent. The default prints its address and a traceback."""
 
 
 class MetricsServer:

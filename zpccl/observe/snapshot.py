@@ -35,7 +35,7 @@ class Straggler:
 
     peer: str
     operation: str
-    """Human-readable: the function, and which of its calls."""
+    """The function and which of its calls, for people."""
     waiting_ns: int
     """How long others had waited when the snapshot was taken."""
 
@@ -68,7 +68,7 @@ class Snapshot:
     stragglers: tuple[Straggler, ...] = ()
     traffic: Traffic = field(default_factory=Traffic)
     measurements: Measurements = field(default_factory=lambda: Measurements(()))
-    """Of the network, at most MEASUREMENTS_KEPT old."""
+    """Measurements of the network, at most MEASUREMENTS_KEPT old."""
 
 
 def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snapshot:
