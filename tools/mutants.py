@@ -1283,8 +1283,8 @@ earlier-run-waits-for-members-that-are-gone: protocol.master:MasterMachine._is_a
   + bool(self.registry.by_connection)
 who-is-away-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   L3: a member is removed in an outage of all for a link that had broken before
-  - peer.connection is not None
-  + True
+  - peer.connection is None or said_ns is None or said_ns + spread_ns < lost.disconnected_ns
+  + said_ns is None or said_ns + spread_ns < lost.disconnected_ns
 one-link-shows-that-who-is-elsewhere-is-lost: protocol.losses:Losses.is_given_up (unit tests)
   S6: a member that has tried another master is removed for one link that broke and came back
   - is_near and not may_be_elsewhere
@@ -1295,12 +1295,20 @@ attempts-side-by-side-cost-a-link-each: protocol.paths:Paths.blame (unit tests)
   + cost_ns
 link-that-broke-long-ago-shows-a-loss: protocol.losses:Losses.is_witness (unit tests)
   S6: a member is removed in an outage for a link that broke long before, of which the master heard nothing more
-  - said_ns is None or said_ns + spread_ns < lost.disconnected_ns
-  + said_ns is None
+  - peer.connection is None or said_ns is None or said_ns + spread_ns < lost.disconnected_ns
+  + peer.connection is None or said_ns is None
 who-was-away-shortly-before-is-a-witness: protocol.losses:Losses.is_witness (unit tests)
   S6: the network of all is back before the master has missed all, and the first ones remove the others
-  - peer.back_ns is None or peer.back_ns + spread_ns <= lost.disconnected_ns
+  - back_ns is None or back_ns + limits.WITNESS_AFTER_NS <= lost.disconnected_ns
   + True
+link-of-who-was-away-shortly-before-shows-a-loss: protocol.losses:Losses.is_witness (unit tests)
+  S6: a link that broke in an outage of all is noticed seconds later, and a new outage begins: a member is removed
+  - (peer, lost)
+  + (peer,)
+link-that-broke-in-an-outage-shows-a-loss-later: protocol.losses:Losses.is_witness (unit tests)
+  S6: the same
+  - limits.WITNESS_AFTER_NS
+  + spread_ns
 removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
   L3: a plan waits for a link as the network of all breaks, and a member is removed for that
   - overdue and self._losses.network is not NetworkState.UP

@@ -356,7 +356,7 @@ def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) 
         bench.link(*names)
         assert bench.names() == "abc"
         bench.tick(100 * limits.MS)
-    bench.tick(limits.CUT_OFF_SPREAD_NS)
+    bench.tick(limits.WITNESS_AFTER_NS)
     bench.say("a", Linked(pids("b")))
     bench.disconnect("c")
     assert bench.names() == "ab"  # As ever, once all are back for a while.
@@ -438,11 +438,26 @@ def test_who_was_away_shortly_before_is_no_witness(bench: MasterBench, is_missed
     bench.tick(limits.DISCONNECT_GRACE_NS - 1)
     bench.hello("b", welcomed=True, connection=2)
     bench.link("a", "b", "c")
-    bench.tick(limits.CUT_OFF_SPREAD_NS)
+    bench.tick(limits.WITNESS_AFTER_NS)
     assert bench.names() == "abc"
     bench.say("a", Linked(pids("c")))
     bench.disconnect("b")
     assert bench.names() == "ac"  # As ever.
+
+
+@pytest.mark.parametrize("was_away", ["a", "b"])
+def test_a_link_that_broke_while_an_end_was_away_is_noticed_late(bench: MasterBench, was_away: str) -> None:
+    """S6: the network of all is away again as a notices that its link to b broke in the outage before."""
+    bench.members("a", "b", "c")
+    bench.disconnect(was_away)
+    bench.tick(100 * limits.MS)
+    bench.hello(was_away, welcomed=True, connection=2)
+    bench.link("a", "b", "c")
+    bench.tick(limits.PATH_TIMEOUT_NS + SECOND)
+    bench.say("a", Linked(pids("c")))
+    bench.tick(SECOND)
+    bench.disconnect("b")
+    assert bench.names() == "abc"
 
 
 def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
@@ -633,6 +648,7 @@ def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> Non
     bench.members("a", "b", "c")
     bench.hello("b", welcomed=True, handshake_ms=300)
     bench.say("b", Linked(pids("ac")))
+    bench.tick(limits.WITNESS_AFTER_NS)
     if first == "link":
         bench.say("a", Linked(pids("c")))
         bench.disconnect("b")

@@ -1,9 +1,10 @@
 """When a disconnected peer is lost, as the master sees it.
 
 A peer is lost when its connection broke and it did not reconnect within its grace period. It is lost at once if members
-that were not disconnected themselves lost their links to it at about the same time. A far peer has a longer grace
-period, because its handshake takes longer. If all members of a run with one address disconnect at about the same time,
-the master assumes that its own network is broken. Lost links are then no sign of a loss: they may have the same cause.
+lost their links to it at about the same time, unless they or the peer had been disconnected shortly before. A far peer
+has a longer grace period, because its handshake takes longer. If all members of a run with one address disconnect at
+about the same time, the master assumes that its own network is broken. Lost links are then no sign of a loss: they may
+have the same cause.
 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods
@@ -132,15 +133,16 @@ class Losses:
     def is_witness(self, peer: Peer, lost: Peer) -> bool:
         """True if a member has lost its link to a disconnected peer, and that is a sign that the peer is lost.
 
-        It is no sign if the link was lost long before. Nor is it one if the member is disconnected itself, or was when
-        the peer disconnected or shortly before: one cause may have broken all connections.
+        It is no sign if the link was lost long before, if the member is disconnected itself, or if one of the two had
+        been disconnected shortly before: one cause may have broken all connections, and a peer may notice only
+        PATH_TIMEOUT later that a link of it broke.
         """
         assert lost.disconnected_ns is not None
         said_ns, spread_ns = lost.witnesses.get(peer.peer_id), limits.CUT_OFF_SPREAD_NS
-        if said_ns is None or said_ns + spread_ns < lost.disconnected_ns:
+        if peer.connection is None or said_ns is None or said_ns + spread_ns < lost.disconnected_ns:
             return False
-        is_steady = peer.back_ns is None or peer.back_ns + spread_ns <= lost.disconnected_ns
-        return peer.connection is not None and is_steady
+        back_ns = max((each.back_ns for each in (peer, lost) if each.back_ns is not None), default=None)
+        return back_ns is None or back_ns + limits.WITNESS_AFTER_NS <= lost.disconnected_ns
 
     def _is_linked(self, peer: Peer) -> bool:
         """True if another member has a link to this one."""
