@@ -6,12 +6,12 @@ VENV ?= .venv
 TORCH ?= torch
 SEEDS ?= 2000
 SECONDS ?= 60
-# Tests in C, and workers under a sanitizer, that run at the same time: they compute more than they wait.
+# Number of C tests, or of workers under a sanitizer, that run at the same time: they compute more than they wait.
 JOBS ?= $(shell nproc)
 # More arguments for the tool that a target runs: make test ARGS='-k ring -x'
 ARGS ?=
 
-# Tests of the data plane that run with an extension that is compiled for a sanitizer, besides those in C.
+# Python tests of the data plane that also run with an extension compiled for a sanitizer.
 ENGINE_TESTS := $(filter-out tests/engine/test_quantiser.py, $(wildcard tests/engine/test_*.py))
 ASAN_TESTS ?= tests/engine tests/state tests/test_communicator.py tests/e2e/test_loss.py
 TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_than_the_window \
@@ -19,17 +19,17 @@ TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_
 	tests/state/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
 
 PY := $(VENV)/bin/python
-# -qq: errors only, since what warnings there are is not of this project.
+# -qq: errors only, since the warnings do not concern this project.
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 PYTEST := $(PY) -m pytest -q
-# Most tests wait, for processes and timeouts; tests/conftest.py says how many run at the same time.
+# Most tests wait for processes and timeouts; tests/conftest.py sets how many run at the same time.
 SIDE_BY_SIDE := --numprocesses auto --dist worksteal
 MAKE_NATIVE := $(MAKE) --silent --no-print-directory --jobs=$(JOBS) -C native
 TORCH_INSTALLED := $(VENV)/.$(subst =,-,$(TORCH))
 NATIVE := $(wildcard native/*.c native/*.h native/build_native.py)
 CHECKED := setup.py zpccl tools examples tests native
 
-# Tests start hundreds of interpreters: each would compile all modules anew.
+# Tests start hundreds of interpreters. With this variable each of them would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -48,7 +48,7 @@ $(VENV)/.requirements: setup.cfg pyproject.toml tools/requirements.py | $(PY)
 	$(PIP) --upgrade pip -r $@.txt
 	touch $@
 
-# Dated by the begin of the build, so that a file edited while it ran is built again.
+# Has the time at which the build began, so that a file edited during the build is built again.
 $(VENV)/.installed: $(VENV)/.requirements setup.py $(NATIVE)
 	touch $@.begun
 	$(PIP) --no-build-isolation --no-deps --editable .
@@ -87,11 +87,11 @@ bench: venv ## all-reduce times, a table and out/bench_allreduce.json
 
 # --- Test -------------------------------------------------------------------------------------------------------------
 
-test: venv native-test ## tests in C, and of those in Python what gives most for its time: a few minutes
+test: venv native-test ## tests in C, and the Python tests that find most for their time: a few minutes
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'not torch and not slow and not alone' $(ARGS)
 
-# Where ARGS select tests, there may be none in one of the two (5).
-test-all: venv native-test ## every test but those that need torch
+# If ARGS select tests, one of the two runs may have none (exit status 5).
+test-all: venv native-test ## every test except those that need torch
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'not torch and not alone' $(ARGS) || test $$? -eq 5
 	$(PYTEST) -m 'not torch and alone' $(ARGS) || test $$? -eq 5
 
@@ -106,7 +106,7 @@ fuzz: venv $(VENV)/.fuzz ## each target of tests/fuzz under atheris, SECONDS=60 
 native-test: ## tests of the C code
 	$(MAKE_NATIVE) test
 
-native-clang: ## the same, compiled by clang, where there is one
+native-clang: ## the same, compiled by clang, if it is installed
 	$(MAKE_NATIVE) clang
 
 native-poll: ## the same, with poll() and pipes in place of epoll: docs/portability.md
@@ -133,14 +133,14 @@ lint: deps ## ruff: rules and format
 	$(PY) -m ruff check $(CHECKED)
 	$(PY) -m ruff format --check $(CHECKED)
 
-format: deps ## let ruff mend what it can
+format: deps ## let ruff fix what it can
 	$(PY) -m ruff check --fix $(CHECKED)
 	$(PY) -m ruff format $(CHECKED)
 
 types: deps ## mypy, strict
 	$(PY) -m mypy zpccl tools examples tests
 
-native-strict: ## the C code with -Wall -Wextra -Wshadow -Werror
+native-strict: ## compile the C code with -Wall -Wextra -Wshadow -Werror
 	$(MAKE_NATIVE) strict
 
 wheel: deps ## sdist and wheel in dist/, the wheel tried in an empty environment without a compiler

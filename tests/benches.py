@@ -1,4 +1,4 @@
-"""Scenarios of tools/bench.py, run as users run them."""
+"""Runs scenarios of tools/bench.py as users run them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs `tools/bench.py`. The test is skipped where it needs networks and there can be none."""
+    """Runs `tools/bench.py`. Skips the test if it needs networks and this process cannot create one."""
     command = [sys.executable, bench.__file__, *arguments]
     ended = subprocess.run(command, text=True, capture_output=True, check=False)
     if "cannot make network namespaces" in ended.stderr:

@@ -1,4 +1,4 @@
-"""Link brokers for tests that use them without an engine, and a relay that keeps what diallers say."""
+"""Link brokers for tests that use them without an engine, and a relay that records what diallers send."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RUN = b"r" * 16
 
 
 class Broker:
-    """A broker, and what it hands over and reports.
+    """A broker, with everything that it hands over and reports.
 
-    With `ciphers`, links need the key of the pair. A `local` one is reached at a Unix-domain socket, too.
+    With `ciphers`, links need the key of the pair. A `local` broker can also be reached at a Unix-domain socket.
     """
 
     def __init__(self, name: str, connections: int, ciphers: tuple[Cipher, ...] = (), *, local: bool = False) -> None:
@@ -46,17 +46,17 @@ class Broker:
         self._sockets: list[socket.socket] = []
 
     def meet(self, other: Broker, *addresses: str, dial: bool = False, key: bytes = b"") -> None:
-        """Opens a link to another one, at its own address or at others."""
+        """Opens a link to another broker, at its own address or at the given ones."""
         self.broker.open(Neighbour(other.peer_id, "other", addresses or (other.address,), dial, key))
 
     def link(self) -> NewLink:
-        """Waits for a link, which is closed with this broker."""
+        """Waits for a link. It is closed together with this broker."""
         link = self.links.get(timeout=HANG_SECONDS)
         self._sockets += link.sockets
         return link
 
     def connection(self) -> NewConnection:
-        """Waits for an added connection, which is closed with this broker."""
+        """Waits for an added connection. It is closed together with this broker."""
         new = self.added.get(timeout=HANG_SECONDS)
         self._sockets.append(new.connection)
         return new
@@ -75,7 +75,7 @@ class Broker:
             connection.close()
 
     def has_no_link(self) -> bool:
-        """Closes it; true if there was nothing to hand over."""
+        """Closes the broker. True if it had nothing to hand over."""
         self.broker.close()
         return self.links.empty() and self.added.empty()
 
@@ -87,12 +87,12 @@ def say_hello(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> 
 
 
 def shake_hands(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> None:
-    """All that a dialler says, by hand."""
+    """Plays all steps of a dialler by hand."""
     connection.sendall(say_hello(connection, hello, key).encode(Signal.COMMIT))
 
 
 class Recorder:
-    """Stands between a dialler and an acceptor for `count` handshakes, and keeps what the dialler says in each."""
+    """Relays `count` handshakes between a dialler and an acceptor, and records what the dialler sends in each."""
 
     def __init__(self, target: str, count: int) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""What the engine tests share: engines linked over loopback TCP, a hand-made peer, references with error bounds."""
+"""Helpers of the engine tests: engines linked over loopback TCP, a hand-made peer, references with error bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 MeshT = TypeVar("MeshT", bound="Mesh")
 
 WAIT_S = 60.0
-"""No wait of these tests takes long; what takes this long has failed."""
+"""No wait of these tests takes long; after this time it has failed."""
 
 FLOATING = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 
@@ -35,7 +35,7 @@ def peer_id(rank: int) -> bytes:
 
 
 def socket_pair(buffer_bytes: int = 0, near_host: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection over loopback; that of the far one is 127.0.0.1."""
+    """Two ends of a TCP connection over loopback. The far one has the address 127.0.0.1."""
     with socket.socket() as listener:
         if buffer_bytes:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
@@ -81,7 +81,7 @@ def wait_done(engine: Engine) -> ReduceDone:
 
 
 def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
-    """The failure of the one attempt that runs, and the loss of its link."""
+    """The failure of the one running attempt, and the loss of its link."""
     events = wait_events(engine, 2)
     (done,) = (event for event in events if isinstance(event, ReduceDone))
     (lost,) = (event for event in events if isinstance(event, LinkLost))
@@ -89,7 +89,7 @@ def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
 
 
 class Mesh:
-    """Engines, all linked with all, or as `pairs` says, and the ids of their attempts. They use all connections, as
+    """Engines, all linked with all or as in `pairs`, and the ids of their attempts. They use all connections, as
     between hosts."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Case:
-    """What one reduce does, but for the buffers."""
+    """The parameters of one reduce, without its buffers."""
 
     datatype: DataType = DataType.FLOAT
     op: ReduceOp = ReduceOp.SUM
@@ -139,7 +139,7 @@ class Case:
 
 @contextmanager
 def open_until_the_end(meshes: dict[KeyT, MeshT]) -> Iterator[dict[KeyT, MeshT]]:
-    """Closes all meshes in the end."""
+    """Closes all meshes at the end."""
     with ExitStack() as stack:
         for mesh in meshes.values():
             stack.callback(mesh.close)
@@ -193,7 +193,7 @@ def to_float64(values: np.ndarray, datatype: DataType) -> np.ndarray:
 
 
 def random_inputs(rng: np.random.Generator, case: Case, count: int, size: int) -> list[np.ndarray]:
-    """One input a peer. Integers of all bits; floats so that products neither overflow nor vanish."""
+    """One input for each peer. Integers of all bits; floats whose products neither overflow nor vanish."""
     if case.datatype not in FLOATING:
         info = np.iinfo(storage(case.datatype))
         return [rng.integers(info.min, info.max, count, info.dtype, endpoint=True) for _ in range(size)]
@@ -204,7 +204,7 @@ def random_inputs(rng: np.random.Generator, case: Case, count: int, size: int) -
 
 
 def run(mesh: Mesh, case: Case, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Reduces on all engines; checks agreement of digests, bits and byte counts, and that inputs are left alone."""
+    """Reduces on all engines. Checks that digests, bits and byte counts agree, and that inputs do not change."""
     attempt_id = mesh.next_id()
     sources = [unaligned(x, rank % 3) for rank, x in enumerate(inputs)]
     targets = [x if case.in_place else unaligned(np.zeros_like(x), rank % 2) for rank, x in enumerate(sources)]
@@ -245,7 +245,7 @@ def _integer_reference(case: Case, inputs: Sequence[np.ndarray]) -> np.ndarray:
     function = np.multiply if case.op is ReduceOp.PROD else np.add
     if case.op is not ReduceOp.AVG:
         return function.reduce(stacked, axis=0, dtype=stacked.dtype)
-    wide = stacked.dtype if stacked.dtype.itemsize == 8 else np.dtype(np.int64)  # Only sums of 64 bits wrap.
+    wide = stacked.dtype if stacked.dtype.itemsize == 8 else np.dtype(np.int64)  # Only 64-bit sums wrap.
     total, size = np.add.reduce(stacked, axis=0, dtype=wide), wide.type(len(inputs))
     mean = (total - np.fmod(total, size)) // size  # fmod has the sign of the dividend, so this truncates
     return mean.astype(stacked.dtype)
@@ -281,16 +281,16 @@ def _rounding_bound(case: Case, values: np.ndarray, expected: np.ndarray) -> np.
     magnitudes = np.abs(values).sum(axis=0)
     bound = (hops * unit * growth + reference_error) * magnitudes
     if case.op is ReduceOp.AVG:
-        # A quotient of a 16-bit type is rounded twice, to float first.
+        # A quotient of a 16-bit type is rounded twice, first to float.
         bound = bound / len(values) + (unit + 2**-24) * np.abs(expected) + bound * unit
         bound += 2**-25 if case.datatype is DataType.FLOAT16 else 0
     return bound
 
 
 def _quantised_bound(case: Case, values: np.ndarray) -> float:
-    """Error and magnitude of a partial result grow hop by hop, starting from the largest element of all. A block that
-    holds magnitudes up to m has a range up to 2m, and a code is off by half a step of range/254, or /14 of 4 bits
-    (MIN_MAX has one level more, which this bound gives away)."""
+    """Error and magnitude of a partial result grow with each hop, starting from the largest element of all. A block
+    with magnitudes up to m has a range up to 2m, and a code is off by half a step of range/254, or range/14 for 4 bits.
+    (MIN_MAX has one more level, which this bound ignores.)"""
     largest = float(np.abs(values).max())
     steps = 2 * (2**case.quantized.bits - 2)
     unit = max(_unit(case.datatype), 2**-53)
@@ -344,7 +344,7 @@ def _products(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def checksum(data: bytes) -> int:
-    """As native/checksum.c defines it, in another way."""
+    """The checksum of native/checksum.c, computed in another way."""
     total = 0
     for block, start in enumerate(range(0, len(data), 1024)):
         part = data[start : start + 1024]
@@ -356,13 +356,13 @@ def checksum(data: bytes) -> int:
 
 
 def wire_checksum(data: bytes) -> int:
-    """The half of it that headers carry."""
+    """The half of the checksum that headers contain."""
     return checksum(data) % 2**32
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame as it is on the wire; `None` fields are filled in rightly."""
+    """A frame as it is on the wire. Fields that are `None` get their right values."""
 
     kind: int
     id: int
@@ -394,7 +394,7 @@ def read_exactly(end: socket.socket, count: int) -> bytes:
 
 
 def receive_frame(end: socket.socket) -> Frame:
-    """The next frame that is no announcement, both of its checksums verified."""
+    """The next frame that is not an announcement, with both of its checksums verified."""
     header = read_exactly(end, HEADER.size + 4)
     magic, kind, lane, reserved, id_, chunk, length, offset, body_checksum = HEADER.unpack(header[:-4])
     assert (magic, reserved) == (b"ZPF2", 0)
@@ -406,7 +406,7 @@ def receive_frame(end: socket.socket) -> Frame:
 
 
 class Three:
-    """An engine at rank 0 of three, and a plain socket in the place of each of the others."""
+    """An engine at rank 0 of three, and plain sockets in place of the others."""
 
     def __init__(self, *, stall_timeout_ms: int = 10_000, buffer_bytes: int = 0) -> None:
         self.engine = Engine(stall_timeout_ms=stall_timeout_ms, local_senders_max=0)
@@ -424,7 +424,7 @@ class Three:
 
 
 class HandMadePeer:
-    """An engine at rank 0 of a ring of two, and plain sockets in the place of rank 1."""
+    """An engine at rank 0 of a ring of two, and plain sockets in place of rank 1."""
 
     def __init__(
         self,
@@ -482,7 +482,7 @@ class HandMadePeer:
         frames = math.ceil(half / step) + math.ceil((mine.size - half) / step)
         while frames:
             frame = self.receive()
-            if frame.id < attempt_id:  # It was half-written when its attempt ended.
+            if frame.id < attempt_id:  # It was half written when its attempt ended.
                 continue
             frames -= 1
             if frame.kind == REDUCE_SCATTER:

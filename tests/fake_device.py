@@ -1,4 +1,4 @@
-"""A device without a GPU, whose copies happen as late as they may, so that whoever does not wait finds garbage."""
+"""A device without a GPU. Its copies happen as late as possible, so that code that does not wait finds garbage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zpccl.engine.devices import CudaDevice, Staging, Wait
 
 
 class FakeTensor:
-    """Memory of a fake device, that nothing but the device may look at."""
+    """Memory of a fake device, which only the device may read."""
 
     def __init__(self, array: Any, device: str = "fake:0") -> None:
         self.secret = np.ascontiguousarray(array)
@@ -29,7 +29,7 @@ class FakeTensor:
 
 
 class FakeDevice:
-    """Attributes: `log`, what was begun ("out" or "in", offset, size) and waited for ("done", number of the copy)."""
+    """Attributes: `log`, the copies begun ("out" or "in", offset, size) and waited for ("done", number of the copy)."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -43,7 +43,7 @@ class FakeDevice:
     def bytes_of(self, tensor: Any) -> Any:
         if isinstance(tensor, FakeTensor):
             return tensor.secret.view(np.uint8).data
-        torch = sys.modules["torch"]  # A tensor that only says that it is on a device.
+        torch = sys.modules["torch"]  # A tensor that only claims to be on a device.
         return memoryview(CudaDevice.bytes_of(cast(CudaDevice, SimpleNamespace(_torch=torch)), tensor).numpy())
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Faults that tests put into functions of their process."""
+"""Faults that tests put into functions of their own process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mutation import Mutant, loaded
 
 
 def fault(name: str, function: str, old: str, new: str) -> Mutant:
-    """A fault that is for one test alone: see Mutant."""
+    """A fault for one test only: see Mutant."""
     return Mutant(name, function, old, new, breaks="")
 
 
@@ -20,6 +20,6 @@ JOINERS_NEVER_ADMITTED = fault(
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    """Lets a function do what it does with the fault, until the test ends."""
+    """Replaces a function by its faulty version until the test ends."""
     function, code = loaded(mutant)
     monkeypatch.setattr(function, "__code__", code)

@@ -1,7 +1,7 @@
-"""Quantised reduces made of the kernels alone, composed as by the ring and by lanes of trees, and their error bounds.
+"""Quantised reduces with the kernels alone, composed as the ring and lanes of trees do, and their error bounds.
 
-The bounds are those of docs/quantisation.md, block by block: what spans a block, the error that its numbers have
-already, and the roundings of the arithmetic.
+The bounds are those of docs/quantisation.md, block by block: the span of a block, the error that its numbers already
+have, and the roundings of the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ QUANTISERS = tuple(
 
 
 def encode(quantiser: Quantiser, elements: np.ndarray) -> np.ndarray:
-    """What travels."""
+    """The bytes that travel."""
     wire = np.empty(quantiser.wire_bytes(elements.size), np.uint8)
     quantiser.quantise(wire, elements)
     return wire
 
 
 def decode(quantiser: Quantiser, wire: np.ndarray, count: int) -> np.ndarray:
-    """What is read."""
+    """The elements that the receiver reads."""
     elements = np.empty(count, storage(quantiser.datatype))
     quantiser.dequantise(elements, wire)
     return elements
@@ -51,7 +51,7 @@ def ring(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def trees(quantiser: Quantiser, inputs: Sequence[np.ndarray], lanes: Sequence[TreeLane]) -> np.ndarray:
-    """The result of lanes of trees: who has children reads their shares, reduces them and its own, quantises that."""
+    """The result of lanes of trees: a parent reads its children's shares, reduces them with its own, and quantises."""
 
     def share(parents: Parents, parts: Sequence[np.ndarray], rank: int) -> np.ndarray:
         ranks = family(parents, rank)
@@ -84,7 +84,7 @@ _OPERATION: dict[ReduceOp, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def exact(op: ReduceOp, inputs: Sequence[np.ndarray], datatype: DataType) -> np.ndarray:
-    """The result in double."""
+    """The result in double precision."""
     total = to_float64(inputs[0], datatype)
     for x in inputs[1:]:
         total = _OPERATION[op](total, to_float64(x, datatype))
@@ -100,7 +100,7 @@ def rounding(quantiser: Quantiser) -> float:
 
 
 def storing(quantiser: Quantiser, magnitude: np.ndarray) -> np.ndarray:
-    """Error of storing a number of at most `magnitude` in a 16-bit type: half a step there, denormals among them."""
+    """Error of storing a number of at most `magnitude` in a 16-bit type: half a step, with denormals included."""
     if quantiser.datatype is DataType.FLOAT16:
         return magnitude * 2.0**-11 + 2.0**-25
     if quantiser.datatype is DataType.BFLOAT16:
@@ -109,7 +109,7 @@ def storing(quantiser: Quantiser, magnitude: np.ndarray) -> np.ndarray:
 
 
 def step_error(quantiser: Quantiser, values: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """Error, element by element, of quantising and reading numbers that are off from `values` by at most `off`."""
+    """Error, for each element, of quantising and reading numbers that differ from `values` by at most `off`."""
     starts = np.arange(0, values.size, quantiser.block_elements)
     low = np.minimum.reduceat(values - off, starts)
     high = np.maximum.reduceat(values + off, starts)
@@ -127,7 +127,7 @@ def step_error(quantiser: Quantiser, values: np.ndarray, off: np.ndarray) -> np.
 
 
 def ring_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Of `ring`: each of the N partial results is quantised once, and is off by what the one before it was."""
+    """Bound of `ring`: each of the N partial results is quantised once, and has the error of the one before it."""
     size = len(inputs)
     pieces = []
     for chunk, shares in enumerate(zip(*(np.array_split(x, size) for x in inputs), strict=True)):
@@ -145,8 +145,8 @@ def ring_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray
 
 
 def trees_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray], lanes: Sequence[TreeLane]) -> np.ndarray:
-    """Of `trees`: what each rank sends up is quantised once, and is off by what its children's shares were; and the
-    result."""
+    """Bound of `trees`: each rank quantises once what it sends up, which has the errors of its children's shares. The
+    result is quantised too."""
 
     def share(parents: Parents, parts: Sequence[np.ndarray], rank: int) -> tuple[np.ndarray, np.ndarray]:
         own = to_float64(parts[rank], quantiser.datatype), np.zeros(parts[rank].size)
@@ -168,5 +168,5 @@ def trees_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray], lanes: Seque
 
 
 def direct_bound(quantiser: Quantiser, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Of `direct`: the shares of all but the owner are quantised once, and then the result."""
+    """Bound of `direct`: all shares except the owner's are quantised once, and then the result."""
     return trees_bound(quantiser, inputs, stars(len(inputs), inputs[0].size))

@@ -1,4 +1,4 @@
-"""The measuring of how long members stop for a newcomer, on something small."""
+"""The benchmark of how long members stop for a newcomer, with a small state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benches import rows_of
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_it_writes_a_row_with_and_one_without() -> None:
-    """What was fetched ahead is not fetched by the sync."""
+    """The sync does not fetch again what was fetched ahead."""
     plain, ahead = rows_of("join", "--bytes", "2MiB", "--reps", "1")
     assert (plain["ahead"], ahead["ahead"]) == (False, True)
     assert plain["received_median"] > 2**21 > ahead["received_median"]

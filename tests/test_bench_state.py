@@ -1,4 +1,4 @@
-"""The measuring of shared state: its arithmetic, its plain copies, and all of it on something small."""
+"""The benchmark of shared state: its arithmetic, its plain copies, and a small run of all of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_hosts_have_the_uplink_but_the_masters() -> None:
 
 
 class Holding:
-    """Stands for a worker."""
+    """Replaces a worker."""
 
     def __init__(self, name: str, digest: str) -> None:
         self.name, self.digest = name, digest
@@ -72,14 +72,14 @@ def test_plain_copies_bring_what_each_sender_has(connections: int, size: int) ->
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_it_writes_a_row_for_each_crowd_and_contents() -> None:
-    """S5: each sync and each copy is checked by the tool itself."""
+    """S5: the tool itself checks each sync and each copy."""
     options = ["--bytes", "1MiB", "--holders", "2", "--joiners", "2", "--reps", "1", "--tensors", "3"]
     random, zeros, identical = rows_of("state", *options, "--contents", "random", "zeros", "identical")
     for found in (random, zeros, identical):
         assert (found["holders"], found["joiners"], found["bytes"]) == (2, 2, 2**20)
         assert 0 < found["seconds_min"] <= found["seconds_median"] <= found["seconds_max"]
         assert found["digest_seconds_median"] > 0
-    assert 2**20 < random["bytes_sent"] < 2.5 * 2**20  # A joiner may have it from the other one.
+    assert 2**20 < random["bytes_sent"] < 2.5 * 2**20  # A joiner may get it from the other one.
     assert zeros["bytes_sent"] < 2**16 and identical["bytes_sent"] == 0
     assert random["raw_tcp_seconds_median"] > 0
     assert identical["raw_tcp_seconds_median"] is None  # There is nothing to copy.
@@ -92,7 +92,7 @@ def test_uplinks_bound_what_hosts_send() -> None:
     options = ["--bytes", "1MiB", "--holders", "1", "--uplink", "50", "--rtt", "2", "--reps", "1", "--contents"]
     (found,) = rows_of("state", *options, "random", "--beside", "raw_tcp")
     assert (found["uplink_mbit"], found["rtt_ms"]) == (50.0, 2.0)
-    assert found["raw_tcp_seconds_median"] * 50e6 >= 0.8 * 2**20 * 8  # A queue's first burst is not held back.
+    assert found["raw_tcp_seconds_median"] * 50e6 >= 0.8 * 2**20 * 8  # The first burst of a queue is not delayed.
     assert found["digest_seconds_median"] is None
     assert found["out"] > 2 * 2**20 / 1500
 

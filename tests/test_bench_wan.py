@@ -1,4 +1,4 @@
-"""The measuring of all-reduces over wide-area networks: its arithmetic, its plot, and all of it on something small."""
+"""The benchmark of all-reduces over wide-area networks: its arithmetic, its plot, and a small run of all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_all_paths_are_alike_but_those_to_the_master() -> None:
 
 
 class Line:
-    """Stands for a system: a fixed latency, and so many bytes a second; one all-reduce may stall."""
+    """Replaces a system. It has a fixed latency and this many bytes per second; one all-reduce may stall."""
 
     def __init__(self, latency_s: float, bytes_per_second: float, stall: int | None = None) -> None:
         self.latency_s, self.bytes_per_second = latency_s, bytes_per_second
@@ -44,8 +44,8 @@ class Line:
 @pytest.mark.parametrize(
     ("line", "mib"),
     [
-        (Line(0.3, 1e9), 596),  # As much as the path carries in the time.
-        (Line(0.3, 2e7), 596),  # Slower, but an eighth is done in the time.
+        (Line(0.3, 1e9), 596),  # The amount that the path carries in the time.
+        (Line(0.3, 2e7), 596),  # Slower, but an eighth fits into the time.
         (Line(0.3, 1e7), 74),
         (Line(0.3, 2e7, stall=0), 596),  # One slow probe does not make a slow system.
         (Line(0.3, 2e7, stall=1), 596),
@@ -97,7 +97,7 @@ def test_it_measures_systems_side_by_side() -> None:
     assert [(row["system"], row["connections"], row["peers"]) for row in rows] == [(name, 2, 3) for name in systems]
     for found in rows:
         assert found["bytes"] >= 2**20
-        assert 0 < found["share"] < 2  # What a burst lets through counts much in so little.
+        assert 0 < found["share"] < 2  # With so little data a burst counts much.
         assert found["latency_s"] >= 0.002 or found["system"] == "raw_tcp"
         assert found["buckets_s"] >= found["latency_s"]
 
@@ -106,7 +106,7 @@ def test_it_measures_systems_side_by_side() -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("congestion", ["bbr", "reno"])
 def test_the_own_choice_far_away_is_bbr_where_the_kernel_has_it(congestion: str) -> None:
-    """Root may choose it for its sockets, whatever the hosts are set to."""
+    """Root may choose it for its own sockets, whatever the hosts use."""
     known = CONGESTION_CONTROLS.read_text(encoding="ascii").split()
     if congestion not in known:
         pytest.skip(f"the kernel has no {congestion}")
@@ -128,7 +128,7 @@ def test_gloo_is_measured_beside() -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_it_takes_everything_down(number: signal.Signals) -> None:
-    """Ctrl-C, a supervisor, the loss of its terminal."""
+    """Ctrl-C, a supervisor, or the loss of its terminal."""
     command = ["env", "--default-signal=HUP", sys.executable, bench.__file__, "wan", *SMALL, "--systems", "zpccl"]
     command += ["--reps", "100000"]
     with subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -146,7 +146,7 @@ def test_what_ends_it_takes_everything_down(number: signal.Signals) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one."""
+    """All processes below this one."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

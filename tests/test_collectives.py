@@ -1,4 +1,4 @@
-"""Broadcast, all-gather, reduce-scatter and barrier by the public API, several communicators in this process."""
+"""Broadcast, all-gather, reduce-scatter and barrier by the public API, with several communicators in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[dict[int, Run]]:
-    """Two, three and four members whom every test leaves idle and all there."""
+    """Two, three and four members. Every test leaves them idle and complete."""
     with local_run(2) as two, local_run(3) as three, local_run(4) as four:
         yield {2: two, 3: three, 4: four}
 
@@ -45,7 +45,7 @@ def single() -> Iterator[zpccl.Communicator]:
 
 
 def array_of(run: Run, comm: zpccl.Communicator, count: int = 1001, dtype: Any = np.float64) -> Array:
-    """What a member holds: other numbers than every other."""
+    """The tensor of a member, with other numbers than those of all others."""
     return (np.arange(count) % 100 + run.comms.index(comm)).astype(dtype)
 
 
@@ -64,7 +64,7 @@ def still_works(run: Run) -> bool:
 @pytest.mark.parametrize("size", (2, 3, 4))
 @pytest.mark.parametrize("dtype", (np.uint8, np.float16, np.int64))
 def test_broadcast(runs: dict[int, Run], size: int, dtype: Any) -> None:
-    """S1: from each root, whatever the shapes; the root's tensor may be read-only."""
+    """S1: from each root, with any shapes; the root's tensor may be read-only."""
     run = runs[size]
     for root in run.comms:
 
@@ -82,7 +82,7 @@ def test_broadcast(runs: dict[int, Run], size: int, dtype: Any) -> None:
 @pytest.mark.parametrize("size", (2, 3, 4))
 @pytest.mark.parametrize("room", (None, 0, 5))
 def test_all_gather(runs: dict[int, Run], size: int, room: int | None) -> None:
-    """S1: the same rows on all, in order of ids; `send` is left alone; more room than needed does no harm."""
+    """S1: the same rows on all, in order of ids; `send` does not change; more room than needed does no harm."""
     run = runs[size]
     order = by_id(run)
     names = tuple(f"peer{run.comms.index(comm)}" for comm in order)
@@ -107,7 +107,7 @@ def test_all_gather(runs: dict[int, Run], size: int, room: int | None) -> None:
 @pytest.mark.parametrize("op", (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX))
 @pytest.mark.parametrize("count", (1, 3, 1001))
 def test_reduce_scatter(runs: dict[int, Run], size: int, op: ReduceOp, count: int) -> None:
-    """S1: parts in order of ids, which together are the result of an all-reduce; some are empty where it is short."""
+    """S1: parts are in order of ids, together the result of an all-reduce; with few elements some are empty."""
     run = runs[size]
 
     def scatter(comm: zpccl.Communicator) -> tuple[zpccl.ScatterResult, Array]:
@@ -124,7 +124,7 @@ def test_reduce_scatter(runs: dict[int, Run], size: int, op: ReduceOp, count: in
 
 
 def test_parts_that_are_gathered_are_the_whole(trio: Run) -> None:
-    """The order of parts is that of rows: reduce-scatter, work on a part, all-gather."""
+    """Parts and rows have the same order: reduce-scatter, work on a part, all-gather."""
 
     def both(comm: zpccl.Communicator) -> bool:
         send = array_of(trio, comm, 3 * 50)
@@ -141,9 +141,9 @@ def test_parts_that_are_gathered_are_the_whole(trio: Run) -> None:
 def test_all_to_all(
     runs: dict[int, Run], size: int, room: int | None, is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1: row i goes to peer i in order of ids, and what comes from peer i is row i; `send` is left alone.
+    """S1: row i goes to peer i in order of ids, and row i of the result comes from peer i; `send` does not change.
 
-    Where a link is missing, too.
+    This holds also if a link is missing.
     """
     run = runs[size]
     order = by_id(run)
@@ -157,7 +157,7 @@ def test_all_to_all(
         send = rows_of(comm)
         send.setflags(write=False)
         recv = None if room is None else np.full(send.size + room, 7.0)
-        return comm.all_to_all(send, recv, tag=int(is_whole)), recv  # No plan of before is left.
+        return comm.all_to_all(send, recv, tag=int(is_whole)), recv  # So that no plan from before is left.
 
     for comm, (result, recv) in zip(run.comms, run.all(exchange), strict=True):
         assert result.peer_ids == comm.peer_ids == tuple(other.peer_id for other in order)
@@ -169,7 +169,7 @@ def test_all_to_all(
 
 
 def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
-    """S1, L1: nobody gets rows that were made for somebody else; the program makes others and calls again."""
+    """S1, L1: no peer gets rows that were made for another one. The program makes new rows and calls again."""
     with pytest.raises(zpccl.PeerLost, match="rows for 4 peers, and 3 are left"):
         trio.comms[0].all_to_all(np.ones((4, 2)))
 
@@ -183,7 +183,7 @@ def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
 
 
 def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
-    """The parts have 4, 3 and 3 elements; who has more room than its part keeps the rest."""
+    """The parts have 4, 3 and 3 elements. If there is more room than the part needs, the rest does not change."""
 
     def scatter(comm: zpccl.Communicator) -> bool:
         recv = np.full(6, -1.0)
@@ -195,7 +195,7 @@ def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
 
 
 def test_a_result_in_a_matrix_has_the_shape_of_any_other(trio: Run) -> None:
-    """S1: it is there, so nobody gets an error. A matrix always has two dimensions."""
+    """S1: the result exists, so nobody gets an error. A matrix always has two dimensions."""
     size = len(trio.comms)
 
     def collectives(comm: zpccl.Communicator) -> list[tuple[int, ...]]:
@@ -238,7 +238,7 @@ def test_a_barrier_holds_until_the_last_comes(trio: Run) -> None:
 
 
 def test_all_kinds_at_once_by_handles(trio: Run) -> None:
-    """Each with its own tag, in another order on each peer."""
+    """Each has its own tag, in another order on each peer."""
 
     def launch(comm: zpccl.Communicator) -> bool:
         place = trio.comms.index(comm)
@@ -286,7 +286,7 @@ CALLS: dict[str, Callable[[zpccl.Communicator], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_alone_is_told_at_once(single: zpccl.Communicator, name: str) -> None:
-    """As by all_reduce: a program that goes on alone should know it."""
+    """As with all_reduce: a program that goes on alone should know it."""
     with pytest.raises(zpccl.TooFewPeers) as caught:
         CALLS[name](single)
     assert caught.value.result == Result.TOO_FEW_PEERS and f"Communicator.{name}:" in str(caught.value)
@@ -300,7 +300,7 @@ def test_calls_before_connect_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("roots", ((), (0, 2), (0, 1, 2)))
 def test_not_just_one_root(trio: Run, roots: tuple[int, ...]) -> None:
-    """S2: everybody is told who said what, and has its tensor as it was."""
+    """S2: the error tells everybody which peers said that they are root. All tensors are as before."""
 
     def send(comm: zpccl.Communicator) -> zpccl.CollectiveMismatch:
         place, tensor = trio.comms.index(comm), array_of(trio, comm)
@@ -375,7 +375,7 @@ def test_a_timeout_ends_each_kind_of_call(trio: Run) -> None:
 
 @pytest.mark.parametrize("kind", ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
 def test_a_handle_without_a_result(trio: Run, kind: str) -> None:
-    """Before the end, and after a failure, there is nothing to look at."""
+    """There is no result before the end, nor after a failure."""
     handle: zpccl.AsyncReduceHandle = getattr(trio.comms[0], f"{kind}_async")(np.ones(3))
     with pytest.raises(zpccl.InvalidUsage, match="no result"):
         _ = handle.result
@@ -386,7 +386,7 @@ def test_a_handle_without_a_result(trio: Run, kind: str) -> None:
 
 
 def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: everybody is told, and nobody's loop breaks."""
+    """L1: everybody gets an error, and no peer's loop breaks."""
 
     def refuse(like: Any, shape: tuple[int, ...], datatype: DataType) -> Any:
         raise MemoryError("no room")
@@ -399,7 +399,7 @@ def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypat
 
 
 class Votes:
-    """Stands for a loop: what is begun, and how each call ends."""
+    """Replaces a loop. Records the calls that begin, and ends each as told."""
 
     def __init__(self, *ends: tuple[int, Exception | None]) -> None:
         self.begun: list[list[int]] = []
@@ -418,7 +418,7 @@ class Votes:
 
 @pytest.mark.parametrize("first_is_last", [False, True])
 def test_what_is_tried_again_is_waited_for_first(first_is_last: bool) -> None:
-    """L1: a member whose window ends elsewhere comes to the next tags only when this one votes for the lost ones."""
+    """L1: a member whose window ends elsewhere reaches the next tags only when this one repeats the failed ones."""
     lost = zpccl.PeerLost("lost")
     ends = [(2, None), (0, lost), (1, lost), (3, lost)]
     ends = ends[::-1] if first_is_last else ends
@@ -439,7 +439,7 @@ def test_another_error_is_told_when_nobody_uses_the_memory_any_more() -> None:
 
 
 def test_windows_follow_the_group() -> None:
-    """L3: half of the calls that a peer may have."""
+    """L3: half of the calls that a peer may have in flight."""
     made = [arguments.barrier(tag) for tag in range(7)]
     sizes = iter([3, 3, 3, 2, 2, 2, 2])
     assert [len(window) for window in _windows(made, 4, lambda: next(sizes))] == [3, 2, 2]

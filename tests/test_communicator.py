@@ -1,4 +1,4 @@
-"""The public API, with several communicators in this process. Real sockets, no processes."""
+"""The public API, with several communicators in this process. Real sockets, a single process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def trio() -> Iterator[Run]:
-    """Three members whom every test leaves as it found them: idle and all there."""
+    """Three members. Every test leaves them idle and complete, as it found them."""
     with local_run(3) as run:
         yield run
 
@@ -62,20 +62,20 @@ def ones(count: int = 100, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
 
 
 def still_works(run: Run) -> bool:
-    """A reduce of everybody after whatever has happened."""
+    """Makes a reduce of all members, after the events of the test."""
     return [float(r[0]) for r in run.all(lambda comm: comm.all_reduce(ones(), tag=2**64 - 1))] == [
         float(len(run.comms))
     ] * len(run.comms)
 
 
 def is_waiting(comm: zpccl.Communicator) -> bool:
-    """True once a call of this member is made."""
+    """True once this member has made a call."""
     assert comm._loop is not None
     return bool(comm._loop._calls)
 
 
 def vote(run: Run, index: int, function: Callable[[zpccl.Communicator], Any]) -> futures.Future[Any]:
-    """Lets one member call, and waits until the call is made."""
+    """One member makes a call. Waits until the call is made."""
     future = run.start(function, run.comms[index])
     until(lambda: is_waiting(run.comms[index]) or future.done())
     return future
@@ -85,7 +85,7 @@ def vote(run: Run, index: int, function: Callable[[zpccl.Communicator], Any]) ->
 
 
 def plan_ahead(pair: Run, count: int) -> list[PeerLoop]:
-    """Makes calls until the next ones are planned ahead: the first may change what the master knows of the link."""
+    """Makes calls until the next ones are planned ahead: the first may change the master's knowledge of the link."""
     loops = [loop_of(comm) for comm in pair.comms]
     while not all(loop._machine._ahead for loop in loops):
         pair.all(lambda comm: comm.all_reduce(ones(count)))
@@ -94,7 +94,7 @@ def plan_ahead(pair: Run, count: int) -> list[PeerLoop]:
 
 
 def hold_back_restores(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Inputs are put back only once the returned event is set."""
+    """Inputs are restored only once the returned event is set."""
     go_on, submit = threading.Event(), loop._restorer.submit
     monkeypatch.setattr(
         loop._restorer, "submit", lambda job: submit(lambda: job() if go_on.wait(HANG_SECONDS) else None)
@@ -106,7 +106,7 @@ def hold_back_restores(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> threa
 def test_a_call_that_has_started_ahead_gets_another_plan(
     pair: Run, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1, S2: the attempt that one has started is ended, and its input put back, before the next one begins."""
+    """S1, S2: the attempt that one peer has started ends, and its input is restored, before the next attempt begins."""
     tensors = [np.full(count, value, np.float32) for value in (1, 2)]
     early, late = plan_ahead(pair, count)
     put_back = hold_back_restores(early, monkeypatch)
@@ -123,7 +123,7 @@ def test_a_call_that_has_started_ahead_gets_another_plan(
 
 
 def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2, S4: a second attempt at its call waits for that, and never begins."""
+    """S2, S4: a second attempt at its call waits for the restore, and never begins."""
     tensor = np.full(1 << 20, 7, np.float32)
     early, late = plan_ahead(pair, 1 << 20)
     put_back = hold_back_restores(early, monkeypatch)
@@ -140,7 +140,7 @@ def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypat
 
 
 def test_calls_return_without_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L3: what all know to be done needs no master; nor do the next calls, which are planned ahead."""
+    """L3: a call that all know to be done needs no master, and neither do the next calls, which are planned ahead."""
     with local_run(3) as run:
         loops = plan_ahead(run, 1000)
         run.master.interrupt()
@@ -150,7 +150,7 @@ def test_calls_return_without_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_master_no_attempt_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L3: the others may lack its plan, which only another master can send them."""
+    """L3: the others may lack its plan, which only another master can send to them."""
     held: list[bool] = []
     monkeypatch.setattr(Engine, "hold_stalls", lambda engine, hold: held.append(hold))
     with local_run(1) as run:
@@ -184,7 +184,7 @@ def test_enums_have_the_names_and_values(name: str) -> None:
 
 REQUIRED = inspect.Parameter.empty
 SIGNATURES: dict[str, tuple[list[tuple[str, Any]], list[tuple[str, Any]]]] = {
-    # Positional parameters with defaults, then those that are keyword-only. Ours may follow theirs.
+    # Positional parameters with defaults, then keyword-only ones. Our own parameters may follow PCCL's.
     "Communicator": ([("address", ...), ("peer_group", 0), ("p2p_connection_pool_size", 0)], []),
     "Communicator.connect": ([("n_attempts", 5)], []),
     "Communicator.get_attribute": ([("attribute", REQUIRED)], []),
@@ -314,7 +314,7 @@ SAMPLE = [
 def test_results_are_equal_bit_for_bit_and_right(
     trio: Run, dtype: str, op: ReduceOp, algorithm: Any, path: str
 ) -> None:
-    """S1, over the whole stack; the exhaustive table is the engine's."""
+    """S1, through the whole stack; the engine's tests have the full table."""
     inputs = [(np.random.default_rng(i).random(1001) * 5 + 1).astype(dtype) for i in range(3)]
     options = QuantizationOptions(algorithm=algorithm) if algorithm else None
     results = trio.all(
@@ -338,7 +338,7 @@ def test_results_are_equal_bit_for_bit_and_right(
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])
 def test_an_algorithm_can_be_forced(trio: Run, algorithm: str) -> None:
-    """Of each call; what was used is in the info."""
+    """Each call can name its own; the info says which one was used."""
 
     def reduce(comm: zpccl.Communicator) -> list[Any]:
         arrays = [ones(100) for _ in range(3)]
@@ -359,7 +359,7 @@ def test_the_plan_chooses_by_size(trio: Run, count: int, algorithm: str) -> None
 
 @pytest.mark.parametrize("kind", ["all_reduce", "in place", "broadcast", "all_gather", "reduce_scatter", "all_to_all"])
 def test_a_collective_of_no_elements_is_one_like_any_other(trio: Run, kind: str) -> None:
-    """S1: the members agree on it, and it counts as one, also beside others."""
+    """S1: the members agree on it, and it counts as a collective, also beside others."""
 
     def call(comm: zpccl.Communicator) -> tuple[int, ...]:
         if kind == "broadcast":
@@ -384,7 +384,7 @@ def test_a_collective_of_no_elements_is_one_like_any_other(trio: Run, kind: str)
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 40000), ("uint8", 200), ("int8", -100), ("uint32", 2**31)])
 def test_a_mean_does_not_overflow_where_the_sum_does(trio: Run, dtype: str, value: int, algorithm: str) -> None:
-    """Neither in an all-reduce, by whatever algorithm, nor in a reduce-scatter."""
+    """Neither in an all-reduce with any algorithm nor in a reduce-scatter."""
     send = np.full(100, value, dtype)
 
     def mean(comm: zpccl.Communicator) -> list[Any]:
@@ -415,7 +415,7 @@ def test_bfloat16_as_uint16_with_a_descriptor(trio: Run) -> None:
 
 
 def test_many_tags_at_once_from_other_threads(trio: Run) -> None:
-    """Handles may be launched and waited for anywhere, and tell the same every time."""
+    """Any thread may launch handles and wait for them, and they return the same value every time."""
 
     def launch(comm: zpccl.Communicator) -> list[tuple[bool, int, float]]:
         arrays = [np.full(500 + tag, tag + 1, np.float64) for tag in range(40)]
@@ -453,7 +453,7 @@ def test_the_same_tag_twice_is_refused(trio: Run) -> None:
     def first(comm: zpccl.Communicator) -> Result:
         if comm is trio.comms[0]:
             return twice(comm)
-        barrier.wait()  # Until then tag 5 is in flight for sure.
+        barrier.wait()  # Tag 5 is in flight until then.
         for tag in (5, 6):
             comm.all_reduce(ones(), tag=tag)
         return Result.INVALID_USAGE
@@ -471,7 +471,7 @@ def test_alone_is_told_at_once(single: zpccl.Communicator) -> None:
 
 
 def test_other_operations_wait_for_collectives(trio: Run) -> None:
-    """PENDING_ASYNC_OPS; are_peers_pending is allowed."""
+    """They raise PENDING_ASYNC_OPS; are_peers_pending is allowed."""
     one = trio.comms[0]
     handle = one.all_reduce_async(ones(), tag=1)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(ones(), "x")])
@@ -485,7 +485,7 @@ def test_other_operations_wait_for_collectives(trio: Run) -> None:
 
 
 def test_optimize_topology_measures_paths_once(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All know whether they must, and what they measure is no tensor of the user's."""
+    """All know whether they must measure, and they do not use the user's tensors for it."""
     monkeypatch.setattr(limits, "MEASURING_BYTES_MAX", 4 * limits.MIB)
     sizes: list[int] = []
     reduce = zpccl.Communicator._reduce_to_measure
@@ -549,7 +549,7 @@ def test_peers_that_differ_are_all_told_of_it(trio: Run, field: str) -> None:
 
 
 def test_unused_quantisation_options_do_not_matter(trio: Run) -> None:
-    """What NONE does not use is neither compared nor sent."""
+    """Fields that NONE does not use are neither compared nor sent."""
 
     def options(comm: zpccl.Communicator) -> Any:
         index = trio.comms.index(comm)
@@ -563,7 +563,7 @@ def test_unused_quantisation_options_do_not_matter(trio: Run) -> None:
 
 
 def test_a_timeout_ends_a_call_and_restores_its_buffer(trio: Run) -> None:
-    """S2, L1: nobody else called; the others can go on as if nothing had been."""
+    """S2, L1: no other peer called; the others go on as if nothing had happened."""
     one = trio.comms[0]
     send = np.arange(1000, dtype=np.float32)
     with pytest.raises(zpccl.OperationTimeout) as caught:
@@ -586,7 +586,7 @@ def test_bad_timeouts_are_refused_before_anything_begins(trio: Run, timeout: Any
 
 
 def test_a_withdrawn_vote_does_not_hold_up_others(trio: Run) -> None:
-    """L2: a member that gave up may call the same tag again and takes part then."""
+    """L2: a member that gave up may call the same tag again, and then takes part."""
     futures_ = [vote(trio, index, lambda comm: comm.all_reduce(ones(), tag=4)) for index in (1, 2)]
     with pytest.raises(zpccl.OperationTimeout):
         trio.comms[0].all_reduce(ones(), tag=9, timeout=0.01)
@@ -617,7 +617,7 @@ def descriptors(arrays: list[np.ndarray[Any, Any]]) -> list[zpccl.ReduceOpDescri
 
 @pytest.fixture
 def votes(monkeypatch: pytest.MonkeyPatch) -> dict[PeerLoop, list[int]]:
-    """How many calls each peer has made together, time by time."""
+    """The number of calls that each peer has made together, each time."""
     made: dict[PeerLoop, list[int]] = {}
     call = PeerLoop.call
 
@@ -707,7 +707,7 @@ def test_a_communicator_stays_in_its_process(trio: Run) -> None:
 
 
 def test_numbers_for_enums_in_a_sync(pair: Run) -> None:
-    """PCCL takes them, too."""
+    """PCCL accepts them too."""
 
     def sync(comm: zpccl.Communicator) -> None:
         state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(ones(), "w")])
@@ -719,7 +719,7 @@ def test_numbers_for_enums_in_a_sync(pair: Run) -> None:
 
 
 def test_a_communicator_is_entered_after_a_connect_that_failed() -> None:
-    """It connects anew."""
+    """It connects again."""
     with zpccl.MasterNode("127.0.0.1:0", daemon=True) as node:
         address = node.address
     comm = zpccl.Communicator(address)
@@ -742,7 +742,7 @@ def test_a_closed_communicator_is_not_entered(pair: Run) -> None:
 
 
 class FakeCuda:
-    """What a tensor on a GPU looks like to us, without one."""
+    """Looks like a tensor on a GPU, without a GPU."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -756,7 +756,7 @@ def read_only() -> np.ndarray[Any, Any]:
 
 
 shared = np.ones(200, np.float32)
-too_large = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (limits.ELEMENTS_MAX + 1,))  # Nobody looks at it.
+too_large = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (limits.ELEMENTS_MAX + 1,))  # Never read.
 BAD_TENSORS: dict[str, tuple[tuple[Any, ...], str]] = {
     "a list": (([1.0, 2.0],), "list"),
     "None": ((None,), "NoneType"),
@@ -798,7 +798,7 @@ def test_a_read_only_send_is_fine_unless_in_place(trio: Run) -> None:
 
 
 class OtherOp(enum.Enum):
-    """As torch.distributed.ReduceOp: its MIN has the number of our MAX, and compares equal to it."""
+    """Like torch.distributed.ReduceOp: its MIN has the number of our MAX, and compares equal to it."""
 
     MIN = 3
 
@@ -873,7 +873,7 @@ BAD_CONSTRUCTIONS: list[tuple[dict[str, Any], str]] = [
     ({"p2p_connection_pool_size": -1}, "connections"),
     ({"connections": "4"}, "connections"),
     ({"advertise": "a b"}, "advertise"),
-    ({"advertise": "a" * 300}, "advertise"),  # The master would not take it, which looked as if there were none.
+    ({"advertise": "a" * 300}, "advertise"),  # The master would refuse it, and seem to be absent.
     ({"advertise": 5}, None),  # type: ignore[list-item]  # "5" is a host.
     ({"listen": "host:x"}, "listen"),
     ({"listen": "host:9-5"}, "listen"),
@@ -902,7 +902,7 @@ def test_the_environment_says_the_same_as_keywords(monkeypatch: pytest.MonkeyPat
             assert comm.members == ("by environment ?",)
             assert comm._connections == 2
         for name in ("NAME", "CONNECTIONS", "LISTEN", "ADVERTISE", "UPLOAD_LIMIT", "ENCRYPT", "LOCAL_SOCKETS"):
-            monkeypatch.setenv(f"ZPCCL_{name}", "")  # The same as if it were not set.
+            monkeypatch.setenv(f"ZPCCL_{name}", "")  # The same as unset.
         comm = zpccl.Communicator()
         assert (comm._connections, comm._upload) == (0, None)
     for name, value in [("ZPCCL_CONNECTIONS", "x"), ("ZPCCL_CONNECTIONS", "²"), ("ZPCCL_SECRET", "s")]:
@@ -967,7 +967,7 @@ def test_calls_while_pending_are_refused(pair: Run) -> None:
 
 
 def test_closing_ends_calls_in_flight(pair: Run) -> None:
-    """L1: close() from another thread; the waiting call raises, its buffer is as before, and a handle tells of it."""
+    """L1: another thread calls close(). The waiting call raises, its buffer is as before, and a handle reports it."""
     one, other = pair.comms
     array = ones()
     waiting = vote(pair, 0, lambda comm: comm.all_reduce(array, array, op=ReduceOp.SUM))
@@ -981,7 +981,7 @@ def test_closing_ends_calls_in_flight(pair: Run) -> None:
 
 
 def test_fewer_than_are_needed_change_nothing() -> None:
-    """S2: one has called before the third leaves, the other does after that. With a newcomer they go on."""
+    """S2: one calls before the third peer leaves, the other calls afterwards. With a newcomer they go on."""
     with local_run(3, min_world_size=3) as run:
         one, other, leaver = run.comms
         assert one.min_world_size == 3
@@ -1007,7 +1007,7 @@ def test_a_bad_attribute_is_refused(single: zpccl.Communicator) -> None:
 
 
 def test_errors_do_not_pile_up_on_one_object(pair: Run) -> None:
-    """The error of a closed communicator is raised by many calls; none of them must hold the frames of the others."""
+    """Many calls raise the error of a closed communicator; none of them may hold the frames of the others."""
     one = pair.comms[0]
     pair.master.interrupt()
     one.close()
@@ -1020,7 +1020,7 @@ def test_errors_do_not_pile_up_on_one_object(pair: Run) -> None:
 
 
 def test_a_forked_child_gets_an_error(pair: Run) -> None:
-    """Neither calls nor close() in the child reach the run; waiting on an inherited handle raises too."""
+    """Calls and close() in the child do not reach the run. Waiting on an inherited handle raises too."""
     one = pair.comms[0]
     handle = one.all_reduce_async(ones(), tag=8)
     reading, writing = os.pipe()
@@ -1056,7 +1056,7 @@ def test_dropping_a_communicator_leaves_the_run(pair: Run) -> None:
 
 
 def test_the_port_of_a_communicator_that_was_dropped_is_free_again() -> None:
-    """Programs that try again with a new communicator, at their one port, drop the one before."""
+    """A program that tries again with a new communicator at its one port drops the old one."""
     listen = ""
     with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master:
         for _ in range(3):
@@ -1067,7 +1067,7 @@ def test_the_port_of_a_communicator_that_was_dropped_is_free_again() -> None:
 
 
 def test_a_communicator_may_be_dropped_while_another_one_waits_for_those_before() -> None:
-    """L2: another thread drops it, or garbage is collected in the middle."""
+    """L2: another thread drops it, or the garbage collector runs in the middle."""
     comms = [zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1") for _ in range(20)]
     for comm in comms:
         comm._loop = comm._make_loop()
@@ -1095,7 +1095,7 @@ def test_a_communicator_may_be_dropped_while_another_one_waits_for_those_before(
 
 
 def test_connecting_does_not_wait_for_ever_for_one_that_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: its thread is kept busy by what a user has it call."""
+    """L1: a user's callback keeps its thread busy."""
     monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", limits.MS)
     is_busy, is_over = threading.Event(), threading.Event()
 
@@ -1122,14 +1122,14 @@ def test_connecting_does_not_wait_for_ever_for_one_that_was_dropped(monkeypatch:
 
 
 def test_a_communicator_connects_while_others_are_collected() -> None:
-    """L2: nobody gets an object that the collector takes apart."""
+    """L2: no thread gets an object that the collector is taking apart."""
     found: list[PeerLoop] = []
 
     comm = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")
     loop = comm._loop = comm._make_loop()
     comm.close()
     loop.itself, loop.array = [comm, loop], ones()  # type: ignore[attr-defined]
-    # The collector does not look at arrays: this one is freed with all that the loop has, and not before.
+    # The collector ignores arrays: this one is freed with everything that the loop holds, and not before.
     weakref.finalize(loop.array, lambda: found.extend(communicator._loops.all()))  # type: ignore[attr-defined]
     gone = weakref.ref(loop)
     gc.disable()
@@ -1142,7 +1142,7 @@ def test_a_communicator_connects_while_others_are_collected() -> None:
 
 
 def test_ctrl_c_while_the_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: Python counts the thread among those that run, but there is none."""
+    """L1: Python counts the thread as running, but there is none."""
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -1164,7 +1164,7 @@ def test_ctrl_c_while_the_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("thread", ["zpccl-links", "zpccl-state", "zpccl-peer"])
 def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str) -> None:
-    """L1: objects that refer to each other are dropped wherever garbage is collected, which then waits for nobody."""
+    """L1: the collector drops objects that refer to each other in any thread, and must not wait for another one."""
     loop = loop_of(pair.comms[0])
     cycle: dict[str, Any] = {"comm": pair.comms.pop(0)}
     cycle["itself"] = cycle
@@ -1174,7 +1174,7 @@ def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str
         if thread == "zpccl-links":
             loop._broker._call(gc.collect)
         elif thread == "zpccl-state":
-            loop._restorer.submit(gc.collect)  # type: ignore[arg-type]  # Nobody wants its result.
+            loop._restorer.submit(gc.collect)  # type: ignore[arg-type]  # Nobody needs its result.
         else:
             loop.ask_measurements().add_done_callback(lambda _: gc.collect())
         loop._thread.join(HANG_SECONDS)
@@ -1185,9 +1185,9 @@ def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str
 
 
 def interrupted(number: int, functions: Sequence[Callable[..., Any]], call: Callable[[], Any]) -> BaseException | None:
-    """Makes a call, with Ctrl-C before the line of this number among those that run in some functions.
+    """Makes a call, with Ctrl-C before the line with this number among those that run in some functions.
 
-    None comes where a line runs again: it is that of a `with`, at whose end Python looks for no signals.
+    It does not come before a line that runs again, as that of a `with` does: at its end Python looks for no signals.
     """
     codes, seen = {function.__code__ for function in functions}, set[tuple[str, int]]()
 
@@ -1214,7 +1214,7 @@ def interrupted(number: int, functions: Sequence[Callable[..., Any]], call: Call
 
 
 def test_ctrl_c_while_a_call_is_made(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: at whatever line it comes, the call was made and is withdrawn, or was not made."""
+    """L1: at whatever line it comes, the call was made and is withdrawn, or it was not made."""
     monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", 0)
     one, send = pair.comms[0], ones()
     for number in itertools.count():
@@ -1237,19 +1237,19 @@ def test_ctrl_c_before_connecting_has_begun(monkeypatch: pytest.MonkeyPatch) -> 
                 if error is None:
                     break
                 assert isinstance(error, KeyboardInterrupt)
-                if comm._loop is None or comm._loop.view.state is State.CLOSED:  # Else it was connected by then.
+                if comm._loop is None or comm._loop.view.state is State.CLOSED:  # Otherwise it was connected by then.
                     comm.connect()
                 assert comm.world_size == 1
     assert number > 15
 
 
 def test_another_call_while_connecting_begins_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2: a call of another thread that comes too early, and is given up, is no end of connect()."""
+    """L2: another thread's call comes too early and is given up. That does not end connect()."""
     start = PeerLoop.start
 
     def start_late(loop: PeerLoop, call: PendingCall, connect_tries: int) -> None:
         early = executor.submit(comm.all_reduce, ones(), timeout=0)
-        until(lambda: len(loop._inbox) == 2)  # The call, and that it is given up.
+        until(lambda: len(loop._inbox) == 2)  # The call, and its withdrawal.
         start(loop, call, connect_tries)
         errors.append(early.exception(HANG_SECONDS))
 
@@ -1342,5 +1342,5 @@ def test_a_member_cannot_fill_the_log_of_another(
         loop_of(hostile).engine.post_message(
             bytes.fromhex(other.peer_id), DIGEST_CHANNEL, b"no digest", b"", limits.MIB
         )
-    pair.all(lambda comm: comm.all_reduce(np.ones(4, np.float32)))  # The digests of this one come behind them.
+    pair.all(lambda comm: comm.all_reduce(np.ones(4, np.float32)))  # Its digests come behind the held ones.
     assert 0 < sum("malformed digest" in record.getMessage() for record in caplog.records) <= 3

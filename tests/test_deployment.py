@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes and the job for SLURM in examples/: what they ask of zpccl is there."""
+"""The manifests for Kubernetes and the SLURM job in examples/: zpccl has everything that they use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_job_is_a_script() -> None:
 
 @pytest.mark.parametrize("master", ["exec sleep 60", "exit 2"], ids=["runs", "has failed"])
 def test_the_job_leaves_no_secret(tmp_path: Path, master: str) -> None:
-    """Nor where its master has ended before, as with a port that is taken."""
+    """This holds even if its master has ended earlier, for example because the port is taken."""
     wait = "until [ -s pid ]; do sleep 0.1; done"
     if master == "exit 2":
         wait += "; while kill -0 $(cat pid) 2>&-; do sleep 0.1; done"

@@ -1,4 +1,4 @@
-"""Results and errors: the values are PCCL's, and every error says what happened and carries the facts."""
+"""Results and errors: the values are those of PCCL, and every error says what happened and carries the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model, the text and the optimisers of examples/diloco_text.py: everything in it that needs no peers."""
+"""The model, the text and the optimisers of examples/diloco_text.py: all of it that needs no peers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def diloco() -> ModuleType:
 
 
 def test_gradient_is_that_of_finite_differences(diloco: ModuleType) -> None:
-    """In float64, so that the difference quotient is good to about eight digits."""
+    """In float64, so that the difference quotient is exact to about eight digits."""
     random = np.random.default_rng(0)
     model = diloco.Model(0, hidden=7, dtype=np.float64)
-    model.parameters += 0.1 * random.standard_normal(model.parameters.shape)  # Biases start at 0: move them off it.
+    model.parameters += 0.1 * random.standard_normal(model.parameters.shape)  # Moves biases away from 0.
     contexts = random.integers(len(diloco.VOCABULARY), size=(5, diloco.CONTEXT))
     targets = random.integers(len(diloco.VOCABULARY), size=5)
     model.loss(contexts, targets, backward=True)
@@ -58,7 +58,7 @@ def test_gradient_of_characters_that_do_not_occur_is_zero(diloco: ModuleType) ->
 
 @pytest.mark.slow
 def test_a_new_model_knows_nothing_and_learns(diloco: ModuleType) -> None:
-    """The first loss is that of guessing among all characters; that of a text that repeats itself falls to about 0."""
+    """The first loss is that of guessing among all characters. With a text that repeats itself it falls to about 0."""
     model = diloco.Model(1)
     text = np.tile(np.frombuffer(b"def f(x):", dtype=np.uint8) - 31, 2 * diloco.BLOCK // 9)
     blocks = diloco.shard(text, 0, 1)
@@ -70,7 +70,7 @@ def test_a_new_model_knows_nothing_and_learns(diloco: ModuleType) -> None:
 
 
 def test_outer_steps_average_what_two_shards_teach(diloco: ModuleType) -> None:
-    """Two models in one process, each on its own half, averaged as the peers do it: the loss on held-out text falls."""
+    """Two models train on one half each, and are averaged as peers do: the loss on held-out text falls."""
     text, held_out = diloco.load_text()
     probe = diloco.windows(diloco.shard(held_out, 0, 1), 512, np.random.default_rng(0))
     model = diloco.Model(0, hidden=64)
@@ -122,7 +122,7 @@ def test_windows_stay_within_their_block_and_reach_its_end(diloco: ModuleType) -
 
 
 def test_held_out_files_are_not_trained_on(diloco: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each file of a made-up library consists of one letter, so that the tokens tell which file they are of."""
+    """Each file of a test library consists of one letter, so that tokens identify their file."""
     letters = "abcdefghijklmnopqrstuvwxy"
     for letter in letters:
         (tmp_path / f"{letter}.py").write_text(letter * 10)
@@ -137,7 +137,7 @@ def test_held_out_files_are_not_trained_on(diloco: ModuleType, monkeypatch: pyte
 def test_bars_come_and_go_with_transfers(
     diloco: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A callback that raises is only logged, so nobody would see it in a run. A transfer that fails leaves its bar."""
+    """An error in a callback is only logged, so nobody would see it in a run. A failed transfer leaves its bar."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     show = diloco.bars()

@@ -36,7 +36,7 @@ class Hosts:
         return [comm for host in hosts for comm in self.peers[host]]
 
     def join(self, host: str, *members: str) -> None:
-        """A new host connects, and those that are members admit it."""
+        """A new host connects, and the members admit it."""
         calls = [self.threads.submit(comm.connect) for comm in self.make(host)]
         self.admit(*members)
         for call in calls:
@@ -49,17 +49,17 @@ class Hosts:
                 finish(call)
 
     def ask_pending(self, *members: str) -> list[bool]:
-        """What are_peers_pending tells each."""
+        """The answer of are_peers_pending to each."""
         return [finish(call) for call in [self.threads.submit(c.are_peers_pending) for c in self.all(*members)]]
 
     def sums(self, *hosts: str) -> list[float]:
-        """All reduce a one, each in its group."""
+        """All reduce a one, each in its own group."""
         comms = self.all(*hosts)
         calls = [self.threads.submit(comm.all_reduce, np.ones(4), op=zpccl.ReduceOp.SUM) for comm in comms]
         return [float(finish(call)[0]) for call in calls]
 
     def close(self) -> None:
-        """Ends all."""
+        """Closes all communicators, and the master."""
         for comm in self.all(*self.peers):
             comm.close()
         self.master.interrupt()
@@ -84,7 +84,7 @@ def test_a_host_is_admitted_once_all_of_it_is_there(hosts: Hosts) -> None:
 
 
 def test_half_a_host_is_not_waited_for(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
-    """S6: members see it as pending once the other half is there."""
+    """S6: members see it as pending only once the other half has come."""
     hosts.join("one")
     with caplog.at_level("INFO", "zpccl"):
         early, late = hosts.make("two")
@@ -100,7 +100,7 @@ def test_half_a_host_is_not_waited_for(hosts: Hosts, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_host_goes_as_a_whole_and_comes_back(hosts: Hosts, victim: int) -> None:
-    """L1: the other peer of the host is told, whatever it waits for, and both groups go on without the host."""
+    """L1: the other peer of the host gets an error, whatever it waits for. Both groups go on without the host."""
     hosts.join("one")
     hosts.join("two", "one")
     assert hosts.sums("one", "two") == [2.0] * 4

@@ -1,7 +1,7 @@
 """The import law: what each layer may import. See CONTRIBUTING.md.
 
-Sources are parsed, not imported, so an import counts wherever it stands: in a function, under TYPE_CHECKING, as a
-string given to importlib.import_module.
+Sources are parsed, not imported. So an import counts wherever it is: in a function, under TYPE_CHECKING, or as a string
+passed to importlib.import_module.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ PURE = frozenset(
     " functools hashlib heapq hmac ipaddress itertools json keyword math numbers operator re reprlib string struct"
     " textwrap types typing zlib".split()
 )
-# What would let the real world into the simulated one: then a seed would not replay.
+# Modules that would bring the real world into the simulated one, so that a seed would not replay.
 WORLD = frozenset(
     "asyncio concurrent datetime multiprocessing secrets select selectors signal socket socketserver ssl subprocess"
     " threading time uuid _thread".split()
 )
-# Builtins that do I/O, load code unseen, or differ from one process to the next.
+# Builtins that do I/O, load unknown code, or differ between processes.
 IMPURE_BUILTINS = frozenset("__import__ breakpoint compile eval exec hash id input open print".split())
 
 
 @dataclass(frozen=True)
 class Import:
-    """`target` is imported by `line` of `module`. `local`: in a function, so not when the module is imported."""
+    """Line `line` of `module` imports `target`. `local`: in a function, so not when the module is imported."""
 
     module: str
     line: int
@@ -75,14 +75,14 @@ def public_name(module: str) -> str:
 
 
 def is_dynamic(call: ast.Call) -> bool:
-    """Whether `call` is of __import__ or import_module, by whatever name importlib goes."""
+    """Whether `call` calls __import__ or import_module, under any name of importlib."""
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in ("import_module", "__import__")
 
 
 def from_targets(node: ast.ImportFrom, module: str, modules: set[str]) -> Iterator[str]:
-    """What `from BASE import NAME, ...` imports: BASE.NAME where that is a module, else BASE."""
+    """The targets of `from BASE import NAME, ...`: BASE.NAME if that is a module, else BASE."""
     base = node.module or ""
     if node.level:
         parts = module.split(".")[: -node.level]  # __init__ is a part, so one level is the package itself.
@@ -130,7 +130,7 @@ def may_values(found: Import) -> bool:
 def may_sim(found: Import) -> bool:
     if top(found.target) == "zpccl":
         return within(found.target, *VALUES, "zpccl.protocol", "zpccl.sim")
-    # The command line measures how long it took and may spread seeds over processes; the fake world may not.
+    # The command line measures its duration and may use several processes. The fake world may not.
     return is_standard(found.target) and (found.module == "zpccl.sim.__main__" or top(found.target) not in WORLD)
 
 
@@ -162,7 +162,7 @@ USERS_OF_COMMUNICATOR = ("zpccl.communicator", "zpccl.cli", "zpccl.torch")
 
 
 def break_law(found: Import) -> Iterator[str]:
-    """Why `found` is against the law; nothing when it is not."""
+    """Why `found` violates the law; nothing if it does not."""
     for layer, may in LAYERS.items():
         if within(found.module, layer) and not may(found):
             yield f"{layer} must not import {found.target}"
@@ -296,7 +296,7 @@ def test_violation_names_the_line() -> None:
 
 
 def test_test_modules_import_no_other_one() -> None:
-    """What several need is in a module that has no tests."""
+    """Code that several modules need is in a module without tests."""
     found = [
         f"{path.name}: {line}"
         for path in Path(__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""Threads, locks, descriptors and answers where something is interrupted, fails half way, or is collected."""
+"""Threads, locks, descriptors and answers when something is interrupted, fails half way, or is garbage-collected."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def returns(function: Callable[[], Any]) -> bool:
 
 
 class Stop(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 @contextlib.contextmanager
 def interrupting(name: str, event: str, number: int, file: str) -> Iterator[None]:
-    """A handler raises Stop at the `number`th event of functions of this name in a file: there Python looks for them.
+    """A handler raises Stop at the `number`th event of functions with this name in a file, where Python runs handlers.
 
-    That is where a function begins ("call") or a built-in one has just returned ("line", "return").
+    Python runs them when a function begins ("call") and when a built-in one has just returned ("line", "return").
     """
     left = number
 
@@ -85,7 +85,7 @@ def interrupting(name: str, event: str, number: int, file: str) -> Iterator[None
 
 
 def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
-    """L1: signals come in the middle of calls, again and again; none leaves the engine in use."""
+    """L1: signals interrupt calls again and again; none leaves the engine marked as in use."""
     engine, count = Engine(), 0
 
     def interrupt(*_: object) -> None:
@@ -106,7 +106,7 @@ def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
 
 
 def test_an_engine_whose_close_was_interrupted_closes_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: at the end of the program at the latest, which frees what its threads may still work on."""
+    """L1: at the latest at the end of the program, which frees memory that its threads may still use."""
 
     def interrupt(_: float) -> None:
         raise Stop
@@ -122,7 +122,7 @@ def test_an_engine_whose_close_was_interrupted_closes_the_next_time(monkeypatch:
 
 
 def test_an_engine_that_is_interrupted_while_it_is_made_ends() -> None:
-    """With its threads and descriptors: nobody has it."""
+    """Its threads and descriptors end too, as nobody holds the engine."""
     before = len(os.listdir("/proc/self/task")), descriptor_count()
     with interrupting("check_rc", "call", 1, "engine.py"):
         Engine()
@@ -130,7 +130,7 @@ def test_an_engine_that_is_interrupted_while_it_is_made_ends() -> None:
 
 
 def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
-    """L1: the thread of the peer can still answer."""
+    """L1: the peer's thread can still answer."""
     with local_run(2) as run:
         handle = run.comms[0].all_reduce_async(np.ones(4, np.float32))
         with interrupting("__exit__", "call", 1, "threading.py"):
@@ -142,7 +142,7 @@ def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
 
 @pytest.mark.parametrize("number", range(1, 6))
 def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
-    """L1: at the `number`th function that it calls there. The thread of the peer can still answer all calls."""
+    """L1: at the `number`th function that it calls there. The peer's thread can still answer all calls."""
     ends, left = list[bool](), number
 
     def trace(frame: FrameType, what: str, _: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
 
 
 def test_a_prefetch_may_be_interrupted() -> None:
-    """L1: the loop can still tell it that it is over."""
+    """L1: the loop can still report its end."""
     with Engine() as engine:
         prefetch = Prefetch({}, (), DigestKind.BLAKE3, time.monotonic_ns() + 10**10, engine)
         with interrupting("__exit__", "call", 1, "threading.py"), contextlib.suppress(ConnectionError):
@@ -177,7 +177,7 @@ def test_a_prefetch_may_be_interrupted() -> None:
 
 
 def test_the_collector_of_failed_dials_runs_no_code_that_takes_an_interrupt() -> None:
-    """The main thread may be the one that collects; and an error in what a weak set runs then is not raised."""
+    """The main thread may be the one that collects, and an error in code that a weak set runs then is not raised."""
 
     def tasks() -> set[int]:
         return {id(one) for one in gc.get_objects() if type(one) is asyncio.Task}
@@ -213,7 +213,7 @@ def test_the_collector_of_failed_dials_runs_no_code_that_takes_an_interrupt() ->
 
 
 def test_topology_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: the next who asks for measurements does not wait for an answer to a question that was not asked."""
+    """L1: the next caller that asks for measurements does not wait for an answer to a question that was never sent."""
     post = PeerLoop._post
 
     def interrupt(loop: PeerLoop, item: Any) -> bool:
@@ -230,7 +230,7 @@ def test_topology_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_callback_that_ends_its_thread_does_not_end_the_peer() -> None:
-    """L1: whatever it raises, all calls have their answers, and the peer stays a member."""
+    """L1: whatever it raises, all calls get their answers, and the peer stays a member."""
     with local_run(2) as run:
         one, other = run.comms
         handles = [one.all_reduce_async(np.ones(4, np.float32), tag=tag) for tag in range(3)]
@@ -256,17 +256,17 @@ def descriptor_count() -> int:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: the collector would wait for ever for sockets of ZeroMQ that it finds later. Descriptors are given back."""
+    """L1: the collector would wait for ever for ZeroMQ sockets that it finds later. Descriptors are released."""
 
     def fail() -> None:
         error = None
         try:
             zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1").connect()
         except OSError as caught:
-            error = caught  # It refers to this frame, which refers to it.
+            error = caught  # The error refers to this frame, which refers to it.
         assert error is not None
 
-    gc.collect()  # What other tests have left.
+    gc.collect()  # Collects what other tests have left.
     before = descriptor_count()
     monkeypatch.setattr(asyncio, "new_event_loop", no_descriptors)
     gc.disable()
@@ -290,7 +290,7 @@ def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPa
 def test_a_peer_without_descriptors_for_a_try_tries_again(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, number: int
 ) -> None:
-    """L2: after the pause that follows any try. Nothing is left of the half that was made."""
+    """L2: after the usual pause between tries. Nothing remains of the half-made one."""
     make, take, tries, calls = PeerLoop._make_socket, getattr(owner, name), list[PeerLoop](), list[Any]()
 
     def take_or_fail(*arguments: Any) -> Any:
@@ -329,7 +329,7 @@ def test_a_peer_without_descriptors_for_a_try_tries_again(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("what", ["control.peer_loop.Engine", "control.peer_loop.Waiter", "control.links.reachable_at"])
 def test_the_port_of_a_peer_that_could_not_be_made_is_free(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """L2: for whoever tries again, though he still has the error."""
+    """L2: a caller can try again, even if it still holds the error."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     comm = zpccl.Communicator("127.0.0.1:1", listen=f"127.0.0.1:{port}")
@@ -342,7 +342,7 @@ def test_the_port_of_a_peer_that_could_not_be_made_is_free(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_peer_whose_links_cannot_begin_ends(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
-    """There is no thread to have; or Ctrl-C comes while it begins."""
+    """No thread is available, or Ctrl-C comes while it starts."""
     start, threads = threading.Thread.start, list[threading.Thread]()
 
     def fail(thread: threading.Thread) -> None:
@@ -356,7 +356,7 @@ def test_a_peer_whose_links_cannot_begin_ends(monkeypatch: pytest.MonkeyPatch, h
         zpccl.Communicator("127.0.0.1:1").connect()
     assert [thread.name for thread in threads] == ["zpccl-links"]
     assert not threads[0].is_alive()
-    gc.collect()  # Warns of an event loop that was not closed.
+    gc.collect()  # Warns about an event loop that was not closed.
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -373,7 +373,7 @@ def test_a_master_that_could_not_be_made_leaves_no_descriptor(monkeypatch: pytes
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_master_whose_start_fails_ends(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
-    """There is no thread to have; or Ctrl-C comes while it begins. Its port is free again."""
+    """No thread is available, or Ctrl-C comes while it starts. Its port is free again."""
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
@@ -396,11 +396,11 @@ def test_a_master_whose_start_fails_ends(monkeypatch: pytest.MonkeyPatch, has_be
 
 
 def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says that it has ended only then."""
+    """Only then does it report that it has ended."""
     close = master_loop.MasterLoop._close
 
     def close_late(loop: master_loop.MasterLoop) -> None:
-        time.sleep(1)  # Its end takes a while: who does not wait for it is seen to return before.
+        time.sleep(1)  # The end takes a while, so that a caller that does not wait returns visibly earlier.
         close(loop)
 
     def interrupt(*_: object) -> None:
@@ -424,11 +424,11 @@ def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.Mo
 
 
 def test_the_descriptor_of_a_connection_that_is_gone_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: the second time it may be that of a new connection, and libzmq ends the process where one is closed."""
+    """S7: a second close may hit a new connection, and libzmq ends the process when one of its sockets is closed."""
     close, others = os.close, list[int]()
 
     def close_late(descriptor: int) -> None:
-        others.append(os.open(os.devnull, os.O_RDONLY))  # As a thread of libzmq may, just before.
+        others.append(os.open(os.devnull, os.O_RDONLY))  # As a thread of libzmq may do just before.
         close(descriptor)
 
     with socket.socket() as gone, monkeypatch.context() as patch:
@@ -463,7 +463,7 @@ def test_a_port_that_is_held_back_is_looked_at_again(monkeypatch: pytest.MonkeyP
 
 
 def test_all_engines_are_closed_at_the_end_though_another_one_is_made() -> None:
-    """S4: by another thread, at any moment."""
+    """S4: another thread may make one at any moment."""
     open_engines, resumed = [Engine(), Engine()], 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -510,8 +510,8 @@ def test_a_forked_child_does_not_leave_for_its_parent() -> None:
 
 @contextlib.contextmanager
 def linked_engines() -> Iterator[tuple[Engine, Engine]]:
-    """Two engines, A and B, with a link and a channel, that take three messages of 100,000 bytes each."""
-    bound = 310_000  # With what each takes beside its body.
+    """Two engines, A and B, with a link and a channel that hold three messages of 100,000 bytes each."""
+    bound = 310_000  # Including the overhead of each message.
     a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=bound) for _ in range(2))
     near, far = socket.socketpair()
     with a, b:
@@ -524,7 +524,7 @@ def linked_engines() -> Iterator[tuple[Engine, Engine]]:
 
 @pytest.mark.parametrize("name", ["check_rc", "_take", "__init__"])
 def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: str) -> None:
-    """B1: else they would count against the bound of what has been received, until nothing comes any more."""
+    """B1: otherwise they would count against the bound of received bytes, until nothing more arrives."""
     with linked_engines() as (a, b):
         for _ in range(5):
             assert a.post_message(B, 1, b"", bytes(100_000), 2**30)
@@ -534,7 +534,7 @@ def test_messages_that_an_interrupt_keeps_from_whoever_polls_are_released(name: 
 
 
 def test_messages_that_were_polled_before_an_interrupt_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: also if its traceback is kept, as Jupyter does."""
+    """B1: even if the traceback is kept, as Jupyter does."""
     with linked_engines() as (a, b):
         kept: list[BaseException] = []
 

@@ -26,34 +26,35 @@ def test_bounds_are_positive_numbers_with_a_unit() -> None:
 
 
 def test_bounds_that_need_each_other() -> None:
-    # An answer that a broken connection cost its peer must still be there when the peer asks again.
+    # An answer that was lost with its connection must still be there when the peer asks again.
     assert limits.ANSWERS_KEPT_MAX >= limits.CALLS_IN_FLIGHT_MAX
-    # A peer may say everything about all its calls in one message.
+    # A peer may send everything about all its calls in one message.
     assert limits.SPECS_PER_MESSAGE_MAX >= limits.CALLS_IN_FLIGHT_MAX
-    # A full list of links, and of members with long names of any letters, fits into a message.
+    # A full list of links fits into a message, and so does one of members with long names in any letters.
     assert limits.PEERS_MAX * 18 < limits.MESSAGE_BYTES_MAX
     assert limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX) < limits.MESSAGE_BYTES_MAX
     addresses_bytes = limits.ADDRESSES_PER_PEER_MAX * (limits.ADDRESS_CHARS_MAX + 3)
     assert limits.PEERS_MAX * (18 + 3 + 4 * limits.NAME_CHARS_MAX + addresses_bytes) < limits.MESSAGE_BYTES_MAX
-    # So do those members with all that is known of the network.
+    # So does a list of these members with all knowledge of the network.
     members_bytes = limits.PEERS_MAX * (18 + 5 + 3 + 4 * limits.NAME_CHARS_MAX + 1 + 3 + 2 * 9)
     assert members_bytes + limits.PATHS_TOLD_MAX * (1 + 2 * 3 + 3 * 9) < limits.MESSAGE_BYTES_MAX
     # A block of state fits into a data message, with its header.
     assert limits.STATE_BLOCK_BYTES < limits.DATA_MESSAGE_BYTES_MAX
-    # What a fetcher asks for never fills the queues at which frames of reduces wait; small blocks fit into one message.
+    # The blocks that a fetcher requests never fill the queues at which frames of reduces wait. Small blocks fit into
+    # one message.
     assert limits.STATE_WINDOW_MIN_BYTES <= limits.STATE_WINDOW_FIRST_BYTES <= limits.STATE_WINDOW_BYTES_MAX
     assert limits.STATE_WINDOW_BYTES_MAX <= limits.STATE_IN_FLIGHT_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX
     assert limits.STATE_SEND_QUEUE_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX
     assert limits.STATE_BATCH_BYTES < limits.DATA_MESSAGE_BYTES_MAX
     assert limits.STATE_RANGES_MAX >= limits.STATE_REQUESTS_IN_FLIGHT_MAX
-    # A peer that comes back in time is not taken for dead before its links are given up.
+    # A peer that comes back in time is not counted as dead before its links are given up.
     assert limits.DISCONNECT_GRACE_NS < limits.HEARTBEAT_TIMEOUT_NS
     assert limits.ADMISSION_WAIT_NS < limits.LINK_WAIT_TIMEOUT_NS
     assert limits.LINK_SETUP_TIMEOUT_NS < limits.LINK_WAIT_TIMEOUT_NS
-    assert limits.PATH_TIMEOUT_NS < limits.STALL_TIMEOUT_NS  # Who is at the ends of a broken path knows first.
+    assert limits.PATH_TIMEOUT_NS < limits.STALL_TIMEOUT_NS  # The ends of a broken path know first.
     assert limits.PATH_TIMEOUT_NS < limits.STATE_SOURCE_TIMEOUT_NS < limits.STATE_STALL_TIMEOUT_NS
     assert limits.LINK_FAILING_MAX_NS < limits.LINK_SUSPECT_NS
-    assert limits.UNEXPLAINED_STALL_MIN_NS < limits.STALL_TIMEOUT_NS  # And doubts of several rings live together.
+    assert limits.UNEXPLAINED_STALL_MIN_NS < limits.STALL_TIMEOUT_NS  # And doubts about several rings coexist.
     assert 3 * limits.LINK_DOUBTS_MAX * limits.STALL_TIMEOUT_NS <= limits.LINK_SUSPECT_NS
     assert limits.LINK_CONNECTIONS_DEFAULT <= limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
     assert limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT <= limits.LINK_CONNECTIONS_FAR_DEFAULT <= limits.LINK_CONNECTIONS_MAX

@@ -1,4 +1,4 @@
-"""The Makefiles: what they do with paths and versions that a shell or make itself would take apart."""
+"""The Makefiles handle paths and versions that a shell or make itself would split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def make(folder: Path, *arguments: str) -> str:
-    """What it prints. It knows nothing of a `make` that may run this test."""
+    """Runs make and returns its output. That make knows nothing of a `make` that may run this test."""
     command = ["make", "--no-print-directory", "-C", str(folder), *arguments]
     environment = {"PATH": os.environ["PATH"]}
     return subprocess.run(command, text=True, capture_output=True, check=True, env=environment).stdout
@@ -23,7 +23,7 @@ def make(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout below a folder with a space in its name, beside something else."""
+    """A checkout in a folder with a space in its name, beside other files."""
     root = tmp_path / "mine" / "two words" / "zpccl"
     shutil.copytree(ROOT / "native", root / "native", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "tools").mkdir()
@@ -33,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_clean_removes_what_was_built_and_nothing_else(checkout: Path) -> None:
-    """A path that is cut at its space is another folder."""
+    """A path that is split at its space names another folder."""
     built, other = checkout / "build" / "native" / "plain.o", checkout.parents[1] / "other"
     built.parent.mkdir(parents=True)
     for path in (built, other):
@@ -43,7 +43,7 @@ def test_clean_removes_what_was_built_and_nothing_else(checkout: Path) -> None:
 
 
 def test_clean_by_another_way_removes_nothing(checkout: Path) -> None:
-    """Relative paths begin where `make` runs."""
+    """Relative paths start where `make` runs."""
     other = checkout.parent / "build" / "native" / "of another"
     other.parent.mkdir(parents=True)
     other.touch()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 
 def test_runs_beside_the_program_until_interrupted() -> None:
     master = zpccl.MasterNode("127.0.0.1:0")
-    master.interrupt()  # It does not run: nothing to do.
+    master.interrupt()  # It is not running: nothing to do.
     master.run()
     with zpccl.Communicator(master.address) as comm:
         assert comm.world_size == 1
@@ -48,7 +48,7 @@ def test_a_master_cannot_be_copied() -> None:
 
 
 def test_a_run_may_begin_anew() -> None:
-    """In the same object, and at the same address."""
+    """A new run may begin in the same object, at the same address."""
     first = zpccl.MasterNode("127.0.0.1:0")
     for _ in range(2):
         with first, zpccl.Communicator(first.address) as comm:
@@ -75,7 +75,7 @@ def test_bad_addresses(address: Any) -> None:
 def test_dropping_it_waits_for_its_end() -> None:
     master = zpccl.MasterNode("127.0.0.1:0")
     master.run()
-    loop = master._loop  # Nothing else is left to end it by.
+    loop = master._loop  # Only this can still end it.
     assert loop is not None
     dropped = threading.Event()
 
@@ -87,17 +87,17 @@ def test_dropping_it_waits_for_its_end() -> None:
 
     thread = threading.Thread(target=drop)
     thread.start()
-    with zpccl.Communicator(loop.address) as comm:  # It goes on meanwhile.
+    with zpccl.Communicator(loop.address) as comm:  # Meanwhile the run goes on.
         assert comm.world_size == 1 and not dropped.is_set()
     loop.stop()
     assert dropped.wait(HANG_SECONDS)
     thread.join()
-    loop.stop()  # Harmless after its end: its descriptor may be another file's by now.
+    loop.stop()  # Harmless after its end: by now another file may have its descriptor.
 
 
 def test_stop_after_the_end_writes_nowhere() -> None:
     with zpccl.MasterNode("127.0.0.1:0") as master:
-        loop = master._loop  # A signal may come as it ends, when the node still has it.
+        loop = master._loop  # A signal may come while it ends and the node still has it.
     assert loop is not None
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -136,7 +136,7 @@ def test_the_process_lives_while_the_master_runs() -> None:
 
 
 def test_a_daemon_ends_with_its_object() -> None:
-    """L1: whoever collects garbage does not wait for it."""
+    """L1: a thread that collects garbage does not wait for it."""
     before = set(threading.enumerate())
     master = zpccl.MasterNode("127.0.0.1:0", daemon=True)
     master.run()
@@ -167,7 +167,7 @@ def test_it_leaks_nothing() -> None:
 
 
 def is_free(address: str) -> bool:
-    """True if nobody listens there."""
+    """True if nobody listens at the address."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe, suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -177,7 +177,7 @@ def is_free(address: str) -> bool:
 
 
 def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
-    """L3: the worker of a DataLoader in the process of the master; peers notice its end at once, and it may return."""
+    """L3: for example a DataLoader worker of the master's process. Peers notice its end at once, and it may return."""
     master = zpccl.MasterNode("127.0.0.1:0", metrics="127.0.0.1:0")
     with master as first, zpccl.Communicator(first.address) as comm:
         metrics_address = str(first.metrics_address)
@@ -187,8 +187,8 @@ def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
             signal.pause()
         try:
             first.interrupt()
-            until(lambda: loop._session.phase is not SocketPhase.UP, seconds=5)  # Heartbeats would be missed later.
-            until(lambda: is_free(first.address), seconds=5)  # Either process may close it last.
+            until(lambda: loop._session.phase is not SocketPhase.UP, seconds=5)  # Missed heartbeats would be later.
+            until(lambda: is_free(first.address), seconds=5)  # Either process may be the last to close it.
             with zpccl.MasterNode(first.address, metrics=metrics_address):
                 until(lambda: loop._machine.is_led)
                 assert comm.epoch >= 1
@@ -198,7 +198,7 @@ def test_a_forked_child_keeps_neither_port_nor_connections() -> None:
 
 
 def test_who_does_not_vote_is_removed_where_there_is_a_straggler_timeout() -> None:
-    """L1: it is alive and says nothing; the others go on, and it is told why."""
+    """L1: it is alive and silent. The others go on, and its error says why it was removed."""
     with zpccl.MasterNode("127.0.0.1:0", straggler_timeout=1) as master, zpccl.Communicator(master.address) as first:
         second = zpccl.Communicator(master.address, name="hung")
         thread = threading.Thread(target=second.connect)

@@ -19,7 +19,7 @@ MIB = limits.MIB
 def sizes_at(
     rate: float, world_size: int, monkeypatch: pytest.MonkeyPatch, fail: Callable[[int], None] = lambda call: None
 ) -> list[tuple[int, str]]:
-    """The tensors of large all-reduces in a network that moves so many bytes per second."""
+    """The sizes of large all-reduces in a network that moves this many bytes per second."""
     found: list[tuple[int, str]] = []
     now = 0.0
 
@@ -45,7 +45,7 @@ def test_exchanges_grow_until_they_take_a_second(monkeypatch: pytest.MonkeyPatch
 
 
 def test_slow_networks_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the smallest tensor of which peers report anything."""
+    """With the smallest tensor about which peers report anything."""
     assert sizes_at(MIB / 10, 2, monkeypatch) == [(4 * MIB, "direct"), (4 * MIB, "auto")]
 
 

@@ -1,4 +1,4 @@
-"""The models: one small configuration holds, broken rules do not (all of it: `make model`)."""
+"""The models: one small configuration holds, and broken rules fail (`make model` runs all)."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The list of faults is up to date, and the tool that puts them in tells who is caught from who is not."""
+"""The list of faults is up to date, and the tool that plants them tells caught faults from survivors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "tools"
-sys.path.insert(0, str(TOOLS))  # As Python does for a script there.
+sys.path.insert(0, str(TOOLS))  # As Python does for a script in that folder.
 
 import mutate_protocol  # noqa: E402
 from common import WorkerFailed  # noqa: E402
@@ -44,7 +44,7 @@ def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_can_be_put_in(mutant: Mutant) -> None:
-    """Its function has what it replaces, and is another one then, which may take its place."""
+    """Its function contains the code to replace, differs afterwards, and can be replaced by the new one."""
     function, code = loaded(mutant)
     before = function.__code__
     assert (code.co_name, code.co_freevars) == (before.co_name, before.co_freevars)
@@ -164,7 +164,7 @@ def test_lists() -> None:
 
 @pytest.mark.slow
 def test_each_check_catches_one() -> None:
-    """L2 by the simulator, S7 by a unit test; the checkout stays as it is."""
+    """The simulator catches an L2 fault, a unit test an S7 fault. The checkout does not change."""
     names = ["token-not-checked", "connects-no-more"]
     sources = {path: path.read_bytes() for path in (ROOT / "zpccl" / "protocol").glob("*.py")}
     done = run_tool(*FEW, "--only", *names)
@@ -178,7 +178,7 @@ def test_each_check_catches_one() -> None:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """The tool, run in this process, sets what SIGTERM does."""
+    """The tool runs in this process and sets the handler of SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -190,7 +190,7 @@ def own_signals() -> Iterator[None]:
 def test_a_survivor_is_named(
     options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fault that nobody catches ends the tool with 1."""
+    """A fault that no check catches ends the tool with status 1."""
     monkeypatch.setattr(mutate_protocol, "MUTANTS", (HARMLESS,))
     assert mutate_protocol.main([*FEW, *options]) == 1
     said = capsys.readouterr()

@@ -24,11 +24,11 @@ from zpccl.types import DigestKind
 pytestmark = pytest.mark.e2e
 
 COUNT = 6 * MIB
-"""Bytes of the tensor `w`: several blocks."""
+"""Size of the tensor `w`: several blocks."""
 
 
 def state_of(value: int, revision: int = 0, **free: int) -> zpccl.SharedState:
-    """A tensor `w` of random bytes made from a number, and one `b` of it; `free` may differ between peers."""
+    """A tensor `w` of random bytes made from a number, and a `b` with that number; `free` may differ between peers."""
     rng = np.random.default_rng(value)
     infos = [
         zpccl.TensorInfo.from_numpy(rng.integers(0, 255, COUNT, np.uint8), "w"),
@@ -54,11 +54,11 @@ def is_equal(one: zpccl.SharedState, other: zpccl.SharedState) -> bool:
 
 
 class Joining:
-    """A run whose members offer states, and one that joins it.
+    """A run whose members offer states, and a peer that joins it.
 
     Attributes:
-        seen: is set when the joiner has something of what it fetches.
-        go_on: until it is set, the joiner does nothing more then.
+        seen: set when the joiner has received some of the bytes.
+        go_on: from then on, the joiner waits until this is set.
     """
 
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ class Joining:
                 self.seen.set()
                 assert self.go_on.wait(60)
 
-        monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # Every callback is due.
+        monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # So that every callback is due.
         self.comm.on_progress(on_progress)
 
     def connect(self, state: zpccl.SharedState, **options: Any) -> Future[None]:
         return self.run.start(self.comm.connect, prefetch=state, **options)
 
     def admit(self, connected: Future[None]) -> None:
-        """Members are told when it is ready, and admit it."""
+        """Members hear when the joiner is ready, and admit it."""
         while not connected.done():
             pending = [finish(f) for f in [self.run.start(comm.are_peers_pending) for comm in self.members]]
             if any(pending):
@@ -89,7 +89,7 @@ class Joining:
         finish(connected)
 
     def sync(self, states: list[zpccl.SharedState], own: zpccl.SharedState) -> zpccl.SharedStateSyncInfo:
-        """All sync; what it cost the joiner."""
+        """All sync. Returns the joiner's info."""
         others = [
             self.run.start(comm.sync_shared_state, state) for comm, state in zip(self.members, states, strict=True)
         ]
@@ -101,7 +101,7 @@ class Joining:
 
 @pytest.fixture
 def joining(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joining]:
-    """Two members and one that joins."""
+    """Two members and a joiner."""
     with local_run(2) as run:
         joining = Joining(run, monkeypatch)
         yield joining
@@ -116,7 +116,7 @@ def offers_of(joining: Joining, states: list[zpccl.SharedState], **options: Any)
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_members_go_on_while_a_joiner_fetches(joining: Joining, copy: bool) -> None:
-    """S6: they reduce, and are not told of it before it is ready. Then the sync moves nothing of the state."""
+    """S6: they go on reducing, and hear of it only when it is ready. Then the sync moves no part of the state."""
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states, copy=copy)
     connected = joining.connect(own)
@@ -135,7 +135,7 @@ def test_members_go_on_while_a_joiner_fetches(joining: Joining, copy: bool) -> N
 
 
 def test_the_state_has_gone_on_meanwhile(joining: Joining) -> None:
-    """The sync fetches the difference: here one block of six."""
+    """The sync fetches the difference, which is one block of six here."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states)
@@ -144,12 +144,12 @@ def test_the_state_has_gone_on_meanwhile(joining: Joining) -> None:
     for state in states:
         array(state, "w")[0] ^= 1
         state.push_revision()
-    assert MIB < joining.sync(states, own).rx_bytes < 3 * MIB  # Of an idle source it is asked for again.
+    assert MIB < joining.sync(states, own).rx_bytes < 3 * MIB  # An idle source is asked for it again.
     assert is_equal(own, states[0])
 
 
 def test_a_member_dies_while_it_serves(joining: Joining) -> None:
-    """The other one serves the rest."""
+    """The other member serves the rest."""
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states)
     connected = joining.connect(own)
@@ -161,7 +161,7 @@ def test_a_member_dies_while_it_serves(joining: Joining) -> None:
 
 
 def test_who_writes_copies_first(joining: Joining) -> None:
-    """The tensors themselves are offered, until they are about to be written."""
+    """The tensors themselves are offered until just before they are written."""
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     expected = state_of(7, revision=4)
     offers = offers_of(joining, states, copy=False)
@@ -177,7 +177,7 @@ def test_who_writes_copies_first(joining: Joining) -> None:
 
 
 def changing_when_served(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Changes something after everything was digested, before anything is sent."""
+    """Makes a change after everything was digested, and before anything is sent."""
     original = Server.on_request
 
     def on_request(self: Server, *arguments: Any) -> None:
@@ -188,7 +188,7 @@ def changing_when_served(monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
 
 
 def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: its offer ends, and the error names the tensor. The joiner has the state of the other, whole."""
+    """S5: the writer's offer ends, and the error names the tensor. The joiner gets the other member's whole state."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     expected = state_of(7, revision=4)
@@ -207,7 +207,7 @@ def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyP
 
 
 def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The joiner is admitted with its memory as it was."""
+    """The joiner is admitted, with its memory as it was."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states, copy=False)
@@ -222,14 +222,14 @@ def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_offer_is_replaced_while_it_is_fetched(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The joiner is told, and has all of the new one."""
+    """The joiner hears of it, and gets all of the new offer."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     first = offers_of(joining, states)
     asked, on_request = threading.Event(), Server.on_request
 
     def request(server: Server, *arguments: Any) -> None:
-        """The joiner gets nothing of the first offers."""
+        """The joiner gets no bytes of the first offers."""
         if any(getattr(offer._transfer, "_server", None) is server for offer in first):
             asked.set()
         else:
@@ -254,7 +254,7 @@ def test_the_highest_revision_is_fetched(joining: Joining) -> None:
 
 
 def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining) -> None:
-    """All have the same of everything else: that comes from all."""
+    """All members have the same contents of all other keys: these come from all members."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4, rng=number) for number in (1, 2)], state_of(1, rng=3)
     offers_of(joining, states)
@@ -264,7 +264,7 @@ def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining)
 
 
 def test_a_prefetch_that_takes_too_long(joining: Joining) -> None:
-    """It is given up, and the memory is as it was."""
+    """It is given up, and the memory is as before."""
     offers_of(joining, [state_of(7, revision=4) for _ in range(2)])
     own = state_of(1)
     connected = joining.connect(own, prefetch_timeout=0.001)
@@ -283,7 +283,7 @@ def test_the_first_of_a_run_has_nobody_to_fetch_from() -> None:
 
 
 def test_offers_end(joining: Joining) -> None:
-    """Withdrawn, replaced, or by None."""
+    """By a withdrawal, by another offer, or by None."""
     comm, state = joining.run.comms[0], state_of(7)
     first, is_open = comm.offer_state(state), []
     assert first is not None
@@ -317,7 +317,7 @@ def test_bad_arguments(joining: Joining) -> None:
 
 
 def test_tensors_of_the_same_memory_whose_offered_contents_differ(joining: Joining) -> None:
-    """S5: they cannot hold both. The prefetch is given up, and not begun again and again."""
+    """S5: they cannot hold both. The prefetch is given up, and does not begin again and again."""
     states, tied = [state_of(7, revision=4) for _ in range(2)], np.zeros(COUNT, np.uint8)
     for state in states:
         array(state, "w")[:] = 0
@@ -336,7 +336,7 @@ def test_tensors_of_the_same_memory_whose_offered_contents_differ(joining: Joini
 
 
 def test_tensors_of_the_same_memory_of_which_one_may_differ(joining: Joining) -> None:
-    """That one is fetched first, and the other one after it."""
+    """That tensor is fetched first, and the other one after it."""
 
     def state(value: int, revision: int) -> zpccl.SharedState:
         tied = np.full(COUNT, value, np.uint8)
@@ -355,7 +355,7 @@ def test_tensors_of_the_same_memory_of_which_one_may_differ(joining: Joining) ->
 def test_an_interrupt_after_a_prefetch_was_written_comes_too_late(
     joining: Joining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S5: else contents would go by the revision of others."""
+    """S5: otherwise the memory would hold contents of another revision than the state's."""
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states)
     write = Contents.write
@@ -378,7 +378,7 @@ def test_an_offer_that_is_made_while_the_communicator_closes(joining: Joining, m
     withdraw, read = Offers.withdraw, LentRegion.read
 
     def slow(self: LentRegion, offset: int, size: int) -> memoryview:
-        time.sleep(0.2)  # It would still read once close() has returned.
+        time.sleep(0.2)  # Long enough to be still reading when close() returns.
         return read(self, offset, size)
 
     def offer_then(self: Offers) -> None:

@@ -1,4 +1,4 @@
-"""What an installed zpccl promises: abi3 extension, typing marker, no torch to import it, metadata that agree."""
+"""Promises of an installed zpccl: abi3 extension, typing marker, no import of torch, consistent metadata."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_extension_is_abi3() -> None:
 
 
 def test_extension_keeps_its_assertions() -> None:
-    """Python's own flags say -DNDEBUG; the C code counts on its assertions."""
+    """Python's own flags set -DNDEBUG; the C code relies on its assertions."""
     from zpccl.engine import _native
 
     assert b"__assert_fail" in Path(_native.__file__).read_bytes()
 
 
 def test_extension_uses_only_the_stable_abi() -> None:
-    """Private names of CPython are free to change within abi3's reach."""
+    """Private names of CPython may change between the versions that abi3 covers."""
     from zpccl.engine import _native
 
     private = set(re.findall(rb"\b_Py[A-Za-z_]\w*", Path(_native.__file__).read_bytes()))
@@ -103,7 +103,7 @@ def test_setup_cfg_states_no_cffi_modules(setup_cfg: configparser.ConfigParser) 
 
 
 def test_build_requirements_are_installed_by_make() -> None:
-    """Nothing is built in isolation, so .venv must hold what pyproject.toml asks for."""
+    """Nothing is built in isolation, so .venv must contain the requirements of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     requires = re.search(r"requires = \[(.*?)\]", text, re.DOTALL)
     assert requires is not None

@@ -1,4 +1,4 @@
-"""Progress: rates and remaining time by the clock given, what is due when, and what callbacks may do."""
+"""Progress: rates and remaining time by a given clock, when callbacks are due, and what callbacks may do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zpccl.progress import Progress, ProgressReporter
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that only moves when told."""
 
     def __init__(self) -> None:
         self.now_ns = 5 * SECOND
@@ -32,7 +32,7 @@ def meter_of(operation: str, now_ns: int) -> ProgressReporter:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    """Fast at first, from what is here already, then as slow as the path is: the time left follows."""
+    """Fast at first, due to bytes that are already here, then as slow as the path: the remaining time follows."""
     meter = meter_of("fetch", 0)
     for second in range(1, 4):
         fast = meter.measure(second * 100 * MIB, 1000 * MIB, second * SECOND)
@@ -78,7 +78,7 @@ def test_callbacks_are_due_at_the_begin_at_times_and_once_at_the_end() -> None:
 
 
 def test_what_is_done_so_far_is_not_the_end() -> None:
-    """A fetch that has all that it knows of hears of more."""
+    """A fetch that has everything so far may hear of more."""
     seen: list[Progress] = []
     clock = Clock()
     reports = reporter(seen, clock)

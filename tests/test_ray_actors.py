@@ -28,7 +28,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_one_of_several_that_were_lost_comes_back(example: Any) -> None:
-    """It goes on with those that are there, though they are fewer than at the begin."""
+    """It goes on with the remaining peers, although they are fewer than at the start."""
     with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master, ThreadPoolExecutor(3) as pool:
 
         def start(steps: int, peers: int) -> Future[tuple[int, str]]:
@@ -36,5 +36,5 @@ def test_one_of_several_that_were_lost_comes_back(example: Any) -> None:
 
         stays, goes = start(40, 2), start(3, 2)
         goes.result(TIMEOUT_S)
-        taken, digest = start(40, 3).result(TIMEOUT_S)  # 3 are awaited where training begins.
+        taken, digest = start(40, 3).result(TIMEOUT_S)  # Training begins with 3.
         assert stays.result(TIMEOUT_S) == (40, digest) and taken == 37

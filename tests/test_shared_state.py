@@ -1,4 +1,4 @@
-"""Shared state over the whole stack. Who is elected in which case: protocol/test_election_table.py."""
+"""Shared state through the whole stack. protocol/test_election_table.py has the elections."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def held(state: zpccl.SharedState) -> list[float]:
 
 
 def sync(run: Run, states: list[zpccl.SharedState], strategies: list[Strategy] | None = None) -> list[Any]:
-    """Syncs everybody; the info or the error of each."""
+    """Syncs all members. Returns the info or the error of each."""
     strategies = strategies or [Strategy.ENFORCE_POPULAR] * len(states)
     begun = [
         run.start(comm.sync_shared_state, state, strategy)
@@ -51,7 +51,7 @@ def sync(run: Run, states: list[zpccl.SharedState], strategies: list[Strategy] |
 
 
 def test_the_most_popular_contents_win(trio: Run) -> None:
-    """S5; who is right already moves its blocks to the others only."""
+    """S5; peers that hold the right contents only send blocks."""
     states = [state_of(1, a=1, b=5), state_of(1, a=2, b=5), state_of(1, a=1, b=5)]
     infos = sync(trio, states)
     assert [held(state) for state in states] == [[1.0, 5.0]] * 3
@@ -61,7 +61,7 @@ def test_the_most_popular_contents_win(trio: Run) -> None:
 
 
 def test_within_a_host_blocks_travel_as_they_are(trio: Run) -> None:
-    """What would shrink a lot, too: compressing would take longer than sending."""
+    """This includes blocks that compress well: compressing would take longer than sending."""
     numbers = np.arange(10**6, dtype=np.float32)
     states = [state_of(1, a=numbers), state_of(1, a=numbers), state_of(0, a=np.zeros(10**6))]
     infos = sync(trio, states)
@@ -104,12 +104,12 @@ def test_contents_may_differ_where_that_is_allowed(trio: Run) -> None:
     states = [make(1, 1), make(2, 1), make(3, 0)]
     sync(trio, states)
     assert [held(state)[0] for state in states[:2]] == [1.0, 2.0]
-    assert held(states[2])[0] in (1.0, 2.0)  # It is behind, hence receives all.
+    assert held(states[2])[0] in (1.0, 2.0)  # It is behind, so it receives everything.
 
 
 @pytest.mark.parametrize("allowed", [1, np.True_], ids=repr)
 def test_what_is_as_good_as_true_allows_it(trio: Run, allowed: Any) -> None:
-    """It is an attribute that users set. No message can carry these."""
+    """Users set this attribute. No message can carry these values."""
     states = [state_of(1, a=value) for value in range(3)]
     for state in states:
         state.tensor_infos[0].allow_content_inequality = allowed
@@ -118,7 +118,7 @@ def test_what_is_as_good_as_true_allows_it(trio: Run, allowed: Any) -> None:
 
 
 def test_many_tensors_of_many_blocks(trio: Run) -> None:
-    """S5: 300 tensors, one of several blocks with a ragged end; only blocks that differ travel."""
+    """S5: 300 tensors, one with several blocks, the last one incomplete. Only blocks that differ travel."""
     big = np.random.default_rng(0).integers(0, 255, 2 * limits.STATE_BLOCK_BYTES + 77, np.uint8)
 
     def make(index: int) -> zpccl.SharedState:
@@ -179,7 +179,7 @@ def big_state(value: float, revision: int) -> zpccl.SharedState:
 
 
 def test_who_fetches_is_told_how_far_it_is(trio: Run) -> None:
-    """In the thread that made the call and no other; who only sends has nothing to be told."""
+    """It runs only in the thread that made the call. A peer that only sends gets no progress."""
     told: list[list[tuple[int, zpccl.Progress]]] = [[], [], []]
     threads: list[int] = [0, 0, 0]
 
@@ -211,7 +211,7 @@ def test_who_fetches_is_told_how_far_it_is(trio: Run) -> None:
 
 
 def test_a_progress_callback_that_fails_does_not_fail_the_sync(trio: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """S5: the others count this peer in."""
+    """S5: the others count this peer."""
 
     def fail(_: zpccl.Progress) -> None:
         raise RuntimeError("no terminal here")
@@ -253,7 +253,7 @@ def test_tensors_that_came_to_share_a_part_of_their_memory_are_refused(trio: Run
 
 
 def test_a_state_keeps_its_tensors_alive(trio: Run) -> None:
-    """S4: nobody else holds these, and their memory is not given to others."""
+    """S4: nobody else holds these tensors, and their memory is not given to others."""
     states = [big_state(value, revision) for value, revision in ((5, 1), (5, 1), (0, 0))]
     gc.collect()
     sync(trio, states)
@@ -264,7 +264,7 @@ def test_a_state_keeps_its_tensors_alive(trio: Run) -> None:
 
 @pytest.mark.torch
 def test_torch_tensors_that_were_given_other_memory(trio: Run) -> None:
-    """S4: `tensor.data = ...` and `resize_` free what a state once saw."""
+    """S4: `tensor.data = ...` and `resize_` free memory that a state refers to."""
     import torch
 
     tensors = [torch.full((1000,), float(index)) for index in range(3)]
@@ -353,7 +353,7 @@ def test_bad_calls_are_refused(trio: Run) -> None:
 
 
 def test_a_state_whose_keys_do_not_fit_one_message_is_refused(trio: Run) -> None:
-    """The master takes no longer message: sent, it would cost the connection, again and again."""
+    """The master accepts no longer message: sending one would cost the connection, again and again."""
     tensor = np.ones(1, np.uint8)
     infos = [zpccl.TensorInfo.from_numpy(tensor, f"{index:01000}") for index in range(9000)]
     with pytest.raises(zpccl.InvalidArgument, match="names"):
@@ -364,7 +364,7 @@ def test_a_state_whose_keys_do_not_fit_one_message_is_refused(trio: Run) -> None
 
 
 def test_tensors_that_share_a_part_of_their_memory_are_refused() -> None:
-    """They could be elected with different contents. Tied weights, which share all of it, are fine."""
+    """They could be elected with different contents. Tied weights share all of their memory and are allowed."""
     array = np.ones(10)
     infos = [zpccl.TensorInfo.from_numpy(array[:6], "x"), zpccl.TensorInfo.from_numpy(array[5:], "y")]
     with pytest.raises(zpccl.InvalidArgument, match="'x' and 'y'"):
@@ -374,7 +374,7 @@ def test_tensors_that_share_a_part_of_their_memory_are_refused() -> None:
 
 
 def test_nothing_is_left_of_a_sync(trio: Run) -> None:
-    """B1: a peer makes thousands of them."""
+    """B1: a peer makes thousands of syncs."""
     for revision in range(3):
         sync(trio, [state_of(revision, a=revision) for _ in range(3)])
     assert all(not comm._loop._attempts and not comm._loop._calls for comm in trio.comms if comm._loop is not None)
@@ -382,7 +382,7 @@ def test_nothing_is_left_of_a_sync(trio: Run) -> None:
 
 @pytest.mark.parametrize("how", ["closed", "removed"])
 def test_a_peer_that_ends_while_its_state_is_digested(trio: Run, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """L1: its call raises, though it was not made by then. It waited for ever."""
+    """L1: its call raises, even if the call was not made by then."""
     comm, states = trio.comms[0], [state_of(1, a=number) for number in range(3)]
 
     def make(*arguments: Any, **keywords: Any) -> StateTransfer:
@@ -403,7 +403,7 @@ def test_a_peer_that_ends_while_its_state_is_digested(trio: Run, monkeypatch: py
 
 
 def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:
-    """S5: they cannot hold both: all are told who is at fault, and nothing changes."""
+    """S5: they cannot hold both. All get an error that names the peer at fault, and nothing changes."""
     tied = np.zeros(3, np.float32)
     infos = [zpccl.TensorInfo.from_numpy(tied, name) for name in "ab"]
     states = [state_of(1, a=[1] * 3, b=[2] * 3), state_of(1, a=[1] * 3, b=[2] * 3), zpccl.SharedState(infos)]
@@ -416,7 +416,7 @@ def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:
 
 @pytest.mark.parametrize("revision", [0, 1])
 def test_tied_tensors_of_which_one_may_differ(trio: Run, revision: int) -> None:
-    """Where that one is not fetched it has no elected contents, and may get those of the other one."""
+    """If that tensor is not fetched, it has no elected contents, and may get those of the other one."""
     states = []
     for number in range(3):
         tied = np.full(3, number == 2, np.float32)

@@ -1,4 +1,4 @@
-"""Signal handlers that raise what they like, in calls that wait: as Ctrl-C does, see e2e/test_interrupt.py."""
+"""Signal handlers that raise any error in calls that wait. e2e/test_interrupt.py has Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 
 
 class Preempted(Exception):
-    """Raised by a handler, as programs do that are to end soon."""
+    """Raised by a handler, as in programs that must end soon."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def run() -> Iterator[Run]:
 
 @contextmanager
 def raising(error: BaseException, seconds: float = 0.3) -> Iterator[None]:
-    """A handler raises this in the main thread."""
+    """A handler raises this error in the main thread."""
 
     def handle(number: int, frame: Any) -> None:
         raise error
@@ -66,7 +66,7 @@ def state_of(array: np.ndarray[Any, Any], revision: int = 0) -> zpccl.SharedStat
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_interrupted_reduce_is_withdrawn(run: Run, error: BaseException) -> None:
-    """S4, L1: its memory is the caller's, and the tag is free."""
+    """S4, L1: its memory belongs to the caller, and the tag is free."""
     one, other = run.comms
     array = np.ones(1000, np.float32)
     with pytest.raises(type(error)), raising(error):
@@ -80,7 +80,7 @@ def test_an_interrupted_reduce_is_withdrawn(run: Run, error: BaseException) -> N
 @pytest.mark.parametrize("error", ERRORS[:1], ids=repr)
 @pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology"])
 def test_an_interrupted_topology_call_is_withdrawn(run: Run, name: str, error: BaseException) -> None:
-    """L1: it is not in the way of the next call."""
+    """L1: it does not block the next call."""
     with pytest.raises(type(error)), raising(error):
         getattr(run.comms[0], name)()
     run.all(lambda comm: getattr(comm, name)())
@@ -100,7 +100,7 @@ def test_an_interrupted_sync_is_withdrawn(run: Run, error: BaseException) -> Non
 
 
 def test_a_sync_that_fails_here_does_not_hold_up_the_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: for want of memory, say."""
+    """L1: for example for lack of memory."""
 
     def fail(self: Contents, fetch: Any) -> Any:
         raise MemoryError("no memory for a list")
@@ -120,15 +120,15 @@ def test_a_sync_that_fails_here_does_not_hold_up_the_others(run: Run, monkeypatc
 def test_what_was_fetched_is_written_despite_an_interrupt(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """S5: the state is the old one or the new one, never a mixture, and so is its revision."""
+    """S5: the state is the old or the new one, never a mixture, and its revision likewise."""
     arrays = [np.full(5 * 2**20, number, np.uint8) + np.arange(5 * 2**20, dtype=np.uint8) for number in range(2)]
     states = [state_of(array, number) for number, array in enumerate(arrays)]
     write, main = Contents.write, threading.main_thread()
 
     def write_slowly(self: Contents) -> None:
         if threading.current_thread() is main and states[0].revision == 0:
-            arrays[0][: 2**20] = 7  # A part.
-            time.sleep(0.3)  # The write takes longer than a timer has between two signals.
+            arrays[0][: 2**20] = 7  # A part of the write.
+            time.sleep(0.3)  # The write takes longer than the interval between two signals.
         write(self)
 
     monkeypatch.setattr(Contents, "write", write_slowly)
@@ -154,7 +154,7 @@ def test_what_was_fetched_is_written_despite_an_interrupt(
 
 
 def test_a_prefetch_that_cannot_begin_leaves_the_communicator_as_it_was(run: Run) -> None:
-    """It said "connected already" from then on."""
+    """Otherwise it says "connected already" from then on."""
     array = np.ones(8)
     state = state_of(array)
     del array
@@ -208,7 +208,7 @@ def test_workers_have_ended_despite_an_interrupt(error: BaseException) -> None:
 
     def work() -> None:
         begun.set()
-        time.sleep(1)  # The interrupt comes meanwhile.
+        time.sleep(1)  # The interrupt comes during this time.
         ended.set()
 
     workers.submit(work)
@@ -219,7 +219,7 @@ def test_workers_have_ended_despite_an_interrupt(error: BaseException) -> None:
 
 
 def test_a_call_that_has_waited_long_leaves_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: a cycle of frames would keep the tensors of the caller. Training often collects garbage rarely, or never."""
+    """B1: a cycle of frames would keep the caller's tensors. Training often collects garbage rarely, or never."""
     monkeypatch.setattr(limits, "SIGNAL_CHECK_INTERVAL_NS", limits.MS)
 
     def call() -> weakref.ref[Any]:
@@ -239,13 +239,13 @@ def test_a_call_that_has_waited_long_leaves_no_garbage(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
 def test_close_waits_again_after_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """S4: the thread may be putting old contents of tensors back."""
+    """S4: the thread may be restoring old contents of tensors."""
     comm, ended = run.comms[0], threading.Event()
     restorer = loop_of(comm)._restorer
     finish_jobs = restorer.finish
 
     def finish_slowly() -> None:
-        time.sleep(1)  # The interrupt comes meanwhile.
+        time.sleep(1)  # The interrupt comes during this time.
         finish_jobs()
         ended.set()
 
@@ -262,13 +262,13 @@ def test_close_waits_again_after_an_interrupt(run: Run, monkeypatch: pytest.Monk
 def test_withdraw_waits_again_after_an_interrupt(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_by_communicator: bool, error: BaseException
 ) -> None:
-    """S4: the thread of the offer may be reading the tensors."""
+    """S4: the offer's thread may be reading the tensors."""
     comm, begun, ended = run.comms[0], threading.Event(), threading.Event()
     transfer = StateTransfer
 
     def read_slowly(*arguments: Any, **keywords: Any) -> Any:
         begun.set()
-        time.sleep(1)  # The interrupt comes meanwhile.
+        time.sleep(1)  # The interrupt comes during this time.
         ended.set()
         return transfer(*arguments, **keywords)
 
@@ -290,7 +290,7 @@ def test_withdraw_waits_again_after_an_interrupt(
 
 
 def test_a_thread_that_hangs_is_waited_for_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: it takes long as it is."""
+    """L1: one wait is long enough."""
     monkeypatch.setattr(limits, "WITHDRAW_TIMEOUT_NS", 0)
     monkeypatch.setattr(limits, "PEER_LOOP_TIMEOUT_NS", limits.SECOND)
     comm, goes_on = run.comms[0], threading.Event()
@@ -347,7 +347,7 @@ def test_a_handler_closes_before_the_peer_has_connected(run: Run, monkeypatch: p
 
 
 def test_a_handler_closes_while_a_call_is_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of the peer takes the lock that the call has, as it ends."""
+    """The peer's thread takes the call's lock as it ends."""
     comm = run.comms[0]
     with closing(comm, monkeypatch, PeerLoop, "_bounded"), pytest.raises(zpccl.PCCLError):
         comm.all_reduce(np.zeros(4))

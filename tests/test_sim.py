@@ -1,4 +1,4 @@
-"""The protocol in the fake world, and the fake world itself. That it finds what is broken: test_sim_mutants.py."""
+"""The protocol in the fake world, and the fake world itself. test_sim_mutants.py shows that it finds faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from zpccl.types import CollectiveKind
 SEEDS_PER_TEST = 10
 STILL = Faults("still")
 ATTEMPT = 10**9
-"""One that no master gives."""
+"""An attempt that no master starts."""
 SIMPLE = Script(
     groups=1,
     tags=(2,),
@@ -80,7 +80,7 @@ SIMPLE = Script(
     "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(SEEDS_PER_TEST, 200, SEEDS_PER_TEST))]
 )
 def test_promises_under_faults(first: int) -> None:
-    """S1 to S6, then L2: every profile of faults in turn, then healing and one outcome."""
+    """S1 to S6, then L2: every profile of faults in turn; then the network heals, and there is one outcome."""
     for seed in range(first, first + SEEDS_PER_TEST):
         try:
             run_seed(seed)
@@ -90,7 +90,7 @@ def test_promises_under_faults(first: int) -> None:
 
 @pytest.mark.slow
 def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a swarm can do and suffer happens in runs with its faults."""
+    """All events that a swarm may cause or suffer occur in runs with its faults."""
     reached: Counter[str] = Counter()
     original = DataPlane._report_fetch
     tell = DataPlane._tell
@@ -117,7 +117,7 @@ def test_swarms_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calm_runs_have_no_failures() -> None:
-    """L2, S6: where nothing goes wrong nothing fails, joiners or not."""
+    """L2, S6: without faults nothing fails, with or without joiners."""
     cluster = Cluster(3, peer_count=4, script=SIMPLE)
     cluster.run(steps=3000, faults=CALM)
     assert cluster.checkers.liveness.committed_count > 100
@@ -127,7 +127,7 @@ def test_calm_runs_have_no_failures() -> None:
 
 @pytest.mark.slow
 def test_dying_joiners_abort_nothing() -> None:
-    """S6: joiners crash, stall, lie and vanish, and members lose nobody who was one for a while."""
+    """S6: joiners crash, stall, lie and vanish. Members lose nobody that has been a member for a while."""
     counts: Counter[str] = Counter()
     for seed in range(10):
         cluster = Cluster(seed, peer_count=3)
@@ -135,17 +135,18 @@ def test_dying_joiners_abort_nothing() -> None:
         progress = cluster.checkers.liveness
         counts.update(commits=progress.committed_count, aborts=progress.aborted_count, faults=len(cluster.incidents))
     assert counts["faults"] > 100
-    assert counts["aborts"] < counts["commits"] / 8  # Of those who were admitted with a link that was dying.
+    assert counts["aborts"] < counts["commits"] / 8  # Due to joiners that were admitted with a dying link.
 
 
 def test_who_died_long_ago_may_be_removed() -> None:
-    """S6: a master that all members have left keeps its list until newcomers have waited for them."""
+    """S6: a master that all members have left keeps its list until newcomers have waited for the members."""
     run_seed(812702, faults="paths", steps=300)
 
 
 def test_newcomers_after_the_healing_can_be_dialled() -> None:
-    """L2, flaky, seed 16039682: after the healing a group lost the only peer that could be dialled, for a connection
-    that had been broken before. Another one was left, and all newcomers were behind NATs, too, for a minute."""
+    """L2, flaky, seed 16039682: after the healing a group lost the only peer that could be dialled, because of a
+    connection that had broken earlier. One other peer was left, and all newcomers were behind NATs too, for a
+    minute."""
     cluster = Cluster(0, peer_count=8, script=replace(SIMPLE, is_parted=True))
     cluster.run(steps=1000)
     cluster.heal()
@@ -161,7 +162,7 @@ def test_newcomers_after_the_healing_can_be_dialled() -> None:
 
 def test_what_is_left_of_a_strike_does_not_outlast_the_faults() -> None:
     """L2, duel, seed 18316849: a master was besieged, and the last member left it just after the healing. The other
-    peer of its host had not heard of its admission, so it registered anew, and waited for a host of which nobody
+    peer of its host had not heard of its admission, so it registered anew. It then waited for a host of which nobody
     restarted the rest, until HostIncomplete ten minutes later."""
     script = replace(SIMPLE, groups=2, tags=(1, 1), seed=1)
     assert script.host_size == 2
@@ -180,7 +181,7 @@ def test_what_is_left_of_a_strike_does_not_outlast_the_faults() -> None:
 
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_a_broken_path_costs_one_attempt_and_nobody(is_cut: bool) -> None:
-    """L2: cut, or a black hole: all go on, in another order, as soon as its ends have noticed."""
+    """L2: for a cut and for a black hole, all go on in another order as soon as the ends of the path have noticed."""
     cluster = Cluster(7, peer_count=5, script=SIMPLE)
     cluster.run(steps=1, faults=STILL)
     while len(cluster.master.machine.registry.order) < 5:
@@ -195,14 +196,14 @@ def test_a_broken_path_costs_one_attempt_and_nobody(is_cut: bool) -> None:
     while cluster.clock.now_ns < damaged_ns + 45 * limits.SECOND:
         cluster.run(steps=1, faults=STILL)
         if not progress.aborted_count - aborted:
-            progress.restart()  # What counts is committed after the path has cost an attempt.
+            progress.restart()  # Only commits after the path has cost an attempt count.
     assert registry.epoch == epoch
-    assert progress.aborted_count - aborted <= 2 * 5  # Each peer's part of two collectives at most.
+    assert progress.aborted_count - aborted <= 2 * 5  # At most each peer's part of two collectives.
     assert progress.groups_done
 
 
 def strike_outage(cluster: Cluster, notice_ns: int, duration_ns: int) -> None:
-    """The network of all is away from now on, which the master notices after a while."""
+    """From now on the network of all is away, and the master notices so after a while."""
     drawn = SimpleNamespace(
         randrange=lambda _: notice_ns, choice=lambda found: found[-1], uniform=lambda *_: duration_ns / SECOND
     )
@@ -210,10 +211,10 @@ def strike_outage(cluster: Cluster, notice_ns: int, duration_ns: int) -> None:
 
 
 def members_after_an_outage(alone_s: int) -> int:
-    """How many of two members are left after an outage of all, before which the path between them broke.
+    """How many of two members are left after an outage of all. Before it, the path between them broke.
 
     Args:
-        alone_s: how many seconds before the master notices the outage it removes one of them for that; 0: never.
+        alone_s: how many seconds before it notices the outage the master removes one of them for that path; 0: never.
     """
     cluster = Cluster(0, peer_count=2, script=SIMPLE)
     cluster.run(steps=1, faults=STILL)
@@ -240,7 +241,7 @@ def members_after_an_outage(alone_s: int) -> int:
 @pytest.mark.parametrize(("alone_s", "count"), [(0, 2), (1, 1), (3, 0)])
 def test_who_was_alone_for_a_while_may_be_removed_in_an_outage(alone_s: int, count: int) -> None:
     """S6, churn, seed 33007296: one of two members was removed for an earlier fault, before the master noticed the
-    outage. It took the other one, which it missed next, for any single member that dies."""
+    outage. The master missed the other one next, and treated it like any single member that dies."""
     assert members_after_an_outage(alone_s) == count
 
 
@@ -249,7 +250,7 @@ def test_who_was_alone_for_a_while_may_be_removed_in_an_outage(alone_s: int, cou
 def test_who_is_late_may_be_removed_as_an_outage_ends_while_the_master_misses_its_members(
     duration_ms: int, is_excused: bool, is_healed: bool
 ) -> None:
-    """S6: some are back before it has missed all, so it does not wait for the others longer than ever."""
+    """S6: some are back before the master has missed all, so it waits for the others only as long as usual."""
     cluster = Cluster(0, peer_count=3, script=SIMPLE)
     cluster.run(steps=500, faults=STILL)
     peers = frozenset((cluster.master.machine.registry.order[0].peer_id,))
@@ -263,7 +264,7 @@ def test_who_is_late_may_be_removed_as_an_outage_ends_while_the_master_misses_it
 
 @pytest.mark.parametrize("alone_s", [0, 1])
 def test_catches_the_loss_of_all_in_an_outage(alone_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S6: it takes nobody for dead who was not alone for long."""
+    """S6: the checker excuses the removal only of a member that was alone for a while."""
     monkeypatch.setattr(Losses, "on_disconnected", lambda *_, **__: False)
     with pytest.raises(Violation, match=r"S6: .* is removed without a fault"):
         members_after_an_outage(alone_s)
@@ -275,7 +276,7 @@ A, B, TOKEN = b"a" * 16, b"b" * 16, b"t" * 16
 
 
 def master_with(*peers: bytes) -> MasterMachine:
-    """A master that knows peers; the first is a member."""
+    """A master that knows these peers; the first one is a member."""
     machine = MasterMachine(b"r" * 16)
     for peer in peers:
         hello = Hello(peer, TOKEN, False, 0, peer[:1].decode(), (), 1)
@@ -284,7 +285,7 @@ def master_with(*peers: bytes) -> MasterMachine:
 
 
 def test_the_dead_have_a_say_in_the_result() -> None:
-    """Hostile, seed 212: of two results one was wrong; the peer with the right one died, the other was committed."""
+    """Hostile, seed 212: of two results one was wrong. The peer with the right one died; the other was committed."""
     machine = master_with(A, B)
     calls = {A: "a1", B: "b1"}
     now_ns = 0
@@ -311,7 +312,7 @@ def test_the_dead_have_a_say_in_the_result() -> None:
 
 
 def test_masters_start_as_real_ones_do() -> None:
-    """They look for peers of an earlier master first, and nothing gives them numbers that would be above all others."""
+    """They first look for peers of an earlier master, and get no numbers above all others."""
     masters = [*Cluster(1).masters, *Cluster(1, masters=3).masters]
     assert [(node.machine.is_recovering, node.machine.term) for node in masters] == [(True, 0)] * 4
 
@@ -325,7 +326,7 @@ def test_half_of_all_seeds_are_hard_on_leadership() -> None:
 
 @pytest.mark.slow
 def test_peers_die_when_others_are_calls_ahead_of_them() -> None:
-    """While the master keeps what the others say of later calls: their order must not be lost then."""
+    """They die while the master keeps messages of others about later calls: the order of these must not be lost."""
     for seed in range(100):
         cluster = Setup(faults="churn").build(seed)
         cluster.run(1000, PROFILES["churn"])
@@ -336,7 +337,7 @@ def test_peers_die_when_others_are_calls_ahead_of_them() -> None:
 
 @pytest.mark.slow
 def test_a_duel_has_all_that_may_befall_masters() -> None:
-    """Kinds that the profile has strike in some seed, and masters change several times in each."""
+    """Each kind of fault in the profile occurs in some seed, and masters change several times in each seed."""
     kinds = {
         "ambush_chance",
         "first_chance",
@@ -347,7 +348,7 @@ def test_a_duel_has_all_that_may_befall_masters() -> None:
         "partitions",
     }
     crashes = []
-    for seed in range(100):  # A few suffice for all but list_chance, which strikes in 5 % of the seeds.
+    for seed in range(100):  # A few are enough for all kinds except list_chance, which occurs in 5 % of the seeds.
         cluster = Setup(faults="duel").build(seed)
         with suppress(Violation), tight_limits(cluster):
             cluster.run(2000, PROFILES["duel"])
@@ -370,7 +371,7 @@ def test_tight_limits_are_taken_back() -> None:
 
 
 class FakeMaster:
-    """One that proposes and commits lists as it is told."""
+    """A master that proposes and commits lists as told."""
 
     def __init__(self, checker: Lineage, index: int) -> None:
         self.checker = checker
@@ -381,7 +382,7 @@ class FakeMaster:
         return b"run", number
 
     def propose(self, epoch: int, members: str, *reported: int) -> None:
-        """Lists of these epochs have been reported to it before."""
+        """Lists of these epochs were reported to the master before."""
         for number in reported:
             self.checker._reported.setdefault(self.lifetime, {})[(b"run", number), b""] = None
         listed = tuple(Member(letter.encode() * 16, 0, letter) for letter in members)
@@ -404,7 +405,7 @@ def test_lists_may_go_from_one_master_to_the_other(duellists: tuple[FakeMaster, 
     one, other = duellists
     one.propose(2, "pqrs")
     other.propose(9, "pqrs", 1, 2)
-    one.commit(2)  # By an acknowledgement that was late.
+    one.commit(2)  # By a late acknowledgement.
     other.commit(9)
     other.propose(10, "qrs")
     other.commit(10)
@@ -412,7 +413,7 @@ def test_lists_may_go_from_one_master_to_the_other(duellists: tuple[FakeMaster, 
 
 @pytest.mark.parametrize("epoch", [5, 99])
 def test_catches_a_list_that_descends_from_an_older_one(duellists: tuple[FakeMaster, FakeMaster], epoch: int) -> None:
-    """S3: whatever its number."""
+    """S3: whatever number it has."""
     one, other = duellists
     one.propose(6, "qr")
     other.propose(epoch, "pqr", 1)
@@ -423,8 +424,8 @@ def test_catches_a_list_that_descends_from_an_older_one(duellists: tuple[FakeMas
 
 @pytest.mark.parametrize("run_id", [b"run", b"another"])
 def test_only_its_own_run_refuses_a_member_for_good(duellists: tuple[FakeMaster, FakeMaster], run_id: bytes) -> None:
-    """L3; duel, seed 16030793: a master that led another run refused s. The run of s yielded to that one later, which
-    admitted s like any newcomer, and s left. What s said as it registered named the run that it came from.
+    """L3; duel, seed 16030793: a master that led another run refused s. Later the run of s yielded to that run, which
+    admitted s like any newcomer, and s left. The Hello with which s had registered named the run that it came from.
     """
     one, other = duellists
     left = SimpleNamespace(run_id=run_id, epoch=1, state=State.CLOSED)
@@ -445,11 +446,11 @@ def test_only_its_own_run_refuses_a_member_for_good(duellists: tuple[FakeMaster,
 def test_only_who_has_given_its_run_up_is_removed_though_connected(
     run_id: bytes | None, is_before: bool, is_struck: bool
 ) -> None:
-    """S6; minority, seed 18015992: a member whose run had decided nothing was refused by the master of a run of
-    newcomers, answered its calls as if it were alone, and waited to be admitted there. That master died, the next one
-    took the first run over from its other members, with this one in the list, and removed it when it said so: long
-    after the last fault (seeds 18756280, 18965656). Here it yields before the take-over or after it, and is registered
-    by no run, by its own one, or by another one.
+    """S6; minority, seed 18015992: the run of a member had decided nothing. The master of a run of newcomers refused
+    it. It answered its calls as if it were alone, and waited to be admitted there. That master died. The next one took
+    the first run over from its other members, with this one in the list, and removed it when it said so: long after the
+    last fault (seeds 18756280, 18965656). In this test it yields before or after the take-over, and no run, its own run
+    or another one registers it.
     """
     cluster = Cluster(3, peer_count=3, script=SIMPLE)
     cluster.run(steps=500, faults=STILL)
@@ -481,8 +482,8 @@ def test_only_who_has_given_its_run_up_is_removed_though_connected(
 
 @pytest.mark.parametrize("has_returned", [False, True])
 def test_catches_a_commit_that_another_has_lost(has_returned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1: one of two members has a result, and the other an error. split, seed 23003643: a newcomer that did not know
-    its list to be committed was cut off in a sync that was committed for the others, gave its call up, was lost, and
+    """S1: one of two members has a result, and the other an error. split, seed 23003643: a newcomer did not know that
+    its list was committed. It was cut off in a sync that was committed for the others, gave its call up, was lost, and
     has registered again: it is no survivor of that sync."""
     on_answer, commits = Commits.on_answer, itertools.count()
     losers: list[SimulatedPeer] = []
@@ -507,11 +508,12 @@ def test_catches_a_commit_that_another_has_lost(has_returned: bool, monkeypatch:
 @pytest.mark.parametrize(("terms", "run_id"), [(-1, b""), (0, b""), (1, b""), (-1, b"another")])
 def test_only_a_leader_that_was_replaced_may_plan_what_peers_have_committed(terms: int, run_id: bytes) -> None:
     """S1; duel, seed 19655297: a master stood still, the members went to the next one, and peers committed calls there.
-    It went on, read the votes for these calls, and planned them on a connection whose end it had not learnt."""
+    The first master went on, read the votes for these calls, and planned them on a connection whose end it had not
+    noticed."""
     cluster = Cluster(3, peer_count=3, script=SIMPLE)
     (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Agreement))
     cluster.run(steps=300, faults=STILL)
-    cluster.crash_master(cluster.master, SECOND)  # The next one leads in a term above 0.
+    cluster.crash_master(cluster.master, SECOND)  # The next master leads in a term above 0.
     while not any(attempt_id >> limits.EPOCH_BITS for _, attempt_id in checker._between_peers):
         cluster.run(steps=1, faults=STILL)
     attempt, connection = max(checker._between_peers), cluster.live_nodes()[0].connection
@@ -527,7 +529,7 @@ def test_only_a_leader_that_was_replaced_may_plan_what_peers_have_committed(term
 
 
 def test_messages_belong_to_the_run_of_the_welcome() -> None:
-    """S3: a master begins a run with a peer that has left it, and is by now a member at another one (seed 16033457)."""
+    """S3: a master begins a run with a peer that has left it, and is by now a member elsewhere (seed 16033457)."""
     cluster = Cluster(3, peer_count=2, masters=2, script=SIMPLE)
     cluster.run(steps=500, faults=STILL)
     leader, other = cluster.masters
@@ -551,7 +553,7 @@ def lines_of(seed: int, **options: Any) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", PROFILES)
 def test_a_seed_replays(faults: str) -> None:
-    """The same seed gives the same trace, another one another."""
+    """The same seed gives the same trace; another seed gives another one."""
     first = lines_of(11, faults=faults, steps=500)
     assert len(first) > 500
     assert first == lines_of(11, faults=faults, steps=500)
@@ -559,13 +561,13 @@ def test_a_seed_replays(faults: str) -> None:
 
 
 def test_a_seed_replays_in_another_process() -> None:
-    """Nothing depends on the order of sets, which Python's hashes of bytes and texts decide."""
+    """Nothing depends on the order of sets, which Python's hashes of bytes and texts determine."""
     command = [sys.executable, "-m", "zpccl.sim", "--seed", "13", "--steps", "600", "--faults", "chaos", "--trace"]
     outputs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        outputs.append(done.stdout.splitlines()[:-1])  # The last line says how long it took.
+        outputs.append(done.stdout.splitlines()[:-1])  # The last line has the duration.
     assert len(outputs[0]) > 600
     assert outputs[0] == outputs[1]
 
@@ -590,7 +592,7 @@ def test_clock_runs_timers_in_order() -> None:
 
 
 def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
-    """A timer for a moment of a process's clock goes off in the first nanosecond at which that clock shows it."""
+    """A timer for a moment of a process's clock fires in the first nanosecond at which that clock shows it."""
     rng = random.Random(5)
     world = Clock()
     drifts = []
@@ -614,7 +616,7 @@ def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
 @pytest.mark.parametrize(("to_master", "to_peer"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("seconds", [2, 20])
 def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, seconds: int) -> None:
-    """It comes late and in order, or is lost where the path stalls until an end has waited for too long."""
+    """The bytes come late and in order, or are lost if the path stalls until an end has waited too long."""
     cluster = Cluster(3, peer_count=1, script=SIMPLE)
     while not cluster.master.machine.registry.order:
         cluster.run(steps=1, faults=STILL)
@@ -642,7 +644,7 @@ def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, se
         else:
             assert [time_ns >= began_ns + seconds * SECOND for time_ns in came[name]] == [True] * 3
     assert connection.is_broken == is_lost
-    assert all(time_ns >= began_ns + seconds * SECOND for time_ns in connected)  # Not over a path that stalls.
+    assert all(time_ns >= began_ns + seconds * SECOND for time_ns in connected)  # None over a path that stalls.
     assert bool(connected) == is_lost
 
 
@@ -687,7 +689,7 @@ def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
 
 
 def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
-    """Nobody gets a sum before all have started, and who is cut off gets none."""
+    """No peer gets a sum before all have started, and a peer that is cut off gets none."""
     cluster = Cluster(1, peer_count=3, script=SIMPLE)
     cluster.run(steps=1, faults=STILL)
     while len(cluster.master.machine.registry.order) < 3 or cluster.dataplane.attempts:
@@ -716,7 +718,7 @@ def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
 
 @pytest.mark.slow
 def test_profiles_do_what_they_say() -> None:
-    """Every kind of fault happens."""
+    """Every kind of fault occurs."""
     kinds: Counter[str] = Counter()
     for seed, faults in enumerate((CHURN, PATHS, FLAKY_NETWORK, HOSTILE, CHAOS, CHAOS, PROFILES["muddled"])):
         cluster = Cluster(seed, peer_count=5)
@@ -728,7 +730,7 @@ def test_profiles_do_what_they_say() -> None:
 
 @pytest.mark.slow
 def test_random_programs_meet_all_that_may_come_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many of their calls succeed; others are refused by the peer, or by the master, for all the reasons there are."""
+    """Many of their calls succeed. The peer or the master refuses others, for each of the possible reasons."""
     outcomes: Counter[tuple[str, str]] = Counter()
     original = SimulatedPeer._answer
 

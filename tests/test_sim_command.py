@@ -1,4 +1,4 @@
-"""`python -m zpccl.sim`: many seeds, several processes, what it says of those that fail."""
+"""`python -m zpccl.sim`: many seeds, several processes, and its reports about failing seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zpccl.sim.runs import Setup, run_seed, run_seeds
 from zpccl.sim.shrink import TRACE_LINE_CHARS_MAX, shrink
 
 SHORT_RUNS = 300
-"""Some for each profile; `make sim ARGS='--steps 150'` makes more of them."""
+"""Some runs for each profile; `make sim ARGS='--steps 150'` runs more."""
 PROCESS_TIMEOUT_S = 200
 
 
@@ -65,7 +65,7 @@ def failed_seeds(*arguments: str) -> list[int]:
 
 @pytest.mark.slow
 def test_processes_change_nothing() -> None:
-    """The same seeds fail, in the same order, however many processes run them."""
+    """The same seeds fail in the same order, whatever the number of processes."""
     arguments = ["--seeds", "3:27", "--steps", "150", "--faults", "churn", "--keep-going"]
     alone = failed_seeds(*arguments)
     assert len(alone) > 10
@@ -86,7 +86,7 @@ def test_command_counts_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_coverage_counts_what_was_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All that there is has a row or a column, reached or not; several processes count together what one does."""
+    """Everything possible has a row or a column, reached or not. Several processes count together what one counts."""
     file = tmp_path / "coverage.json"
     assert main(["--seeds", "12", "--steps", "300", "--coverage", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -116,7 +116,7 @@ def test_every_message_and_state_has_its_place_in_the_tables() -> None:
 
 
 def test_faults_can_be_left_out() -> None:
-    """By kind; by number, which is the number of the same fault as long as all before it are there."""
+    """By kind, or by number. A fault keeps its number as long as all faults before it are there."""
     whole = lines_of(11, faults="chaos", steps=500)
     struck = [line for line in whole if " fault **" in line]
     kinds = {line.split()[-1] for line in struck}
@@ -139,7 +139,7 @@ def never() -> bool:
 
 
 def crash(name: str, function: str, old: str) -> Mutant:
-    """A machine crashes there."""
+    """A machine crashes in this function."""
     return fault(name, function, old, "raise ZeroDivisionError('planted')")
 
 
@@ -147,7 +147,7 @@ def crash(name: str, function: str, old: str) -> Mutant:
 @pytest.mark.parametrize(
     ("seed", "mutant", "needed", "error"),
     [
-        # One that fails, needs fewer than all peers, and is shrunk in seconds.
+        # A seed that fails, does not need all peers, and shrinks in seconds.
         (1000, next(m for m in MUTANTS if m.name == "digests-not-compared"), {"corruption_chance"}, "Violation: S"),
         (0, JOINERS_NEVER_ADMITTED, set(), "Violation: L2"),
         (
@@ -162,13 +162,13 @@ def crash(name: str, function: str, old: str) -> Mutant:
 def test_shrinks_to_what_a_failure_needs(
     seed: int, mutant: Mutant, needed: set[str], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few peers, few faults of few kinds; and what is left fails in the same way, which its trace shows."""
+    """Few peers, few faults of few kinds; the rest fails in the same way, as its trace shows."""
     plant(monkeypatch, mutant)
     whole = Setup(faults="chaos", peers=5)
     while True:
         seed = run_seeds(range(seed, seed + 100), whole, keep_going=False).failures[0].seed
         found = shrink(seed, whole, never)
-        if found is not None and found.setup.peers < whole.peers:  # A failure may need them all, but not every one.
+        if found is not None and found.setup.peers < whole.peers:  # Some failures need all peers, but not all do.
             break
         seed += 1
     small = found.setup

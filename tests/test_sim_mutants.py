@@ -1,4 +1,4 @@
-"""The simulator finds what is broken, in the machines and in the fake world, and says which promise is."""
+"""The simulator finds faults in the machines and in the fake world, and names the broken promise."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 @dataclass(frozen=True)
 class Case:
-    """A fault, and where it shows.
+    """A fault, and the runs that show it.
 
     Attributes:
         mutant: the fault.
         faults: the profile of the runs.
-        promises: one of these is seen broken.
-        seeds: runs at most.
-        steps: of a run.
+        promises: one of these is reported as broken.
+        seeds: maximum number of runs.
+        steps: length of a run.
     """
 
     mutant: Mutant
@@ -38,7 +38,7 @@ class Case:
 def planted(
     name: str, function: str, old: str, new: str, faults: str, promises: str, seeds: int = 40, steps: int = 600
 ) -> Case:
-    """A case with a fault of its own."""
+    """A case with its own fault."""
     return Case(fault(name, function, old, new), faults, promises, seeds, steps)
 
 
@@ -177,7 +177,7 @@ CASES = (
         "churn",
         "S2",
     ),
-    planted(  # All peers agree on the result, and it is wrong.
+    planted(  # All peers agree on a wrong result.
         "result-of-other-inputs",
         "sim.dataplane:DataPlane.start_reduce",
         "attempt.inputs[node.peer_id] = buffer.value",
@@ -197,7 +197,7 @@ CASES = (
 
 
 def promises_broken(case: Case) -> Iterator[str]:
-    """What the checkers say to seeds, as ids of promises; "" where a machine's own invariants caught it."""
+    """The checkers' reports on seeds, as ids of promises; "" if a machine's own invariants caught it."""
     for seed in range(case.seeds):
         try:
             run_seed(seed, faults=case.faults, steps=case.steps)

@@ -1,4 +1,4 @@
-"""The measuring tools: their arithmetic, their children, and each of them on something small."""
+"""The measuring tools: their arithmetic, their children, and a small run of each of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_formats_sizes_that_parse_again(size: int, text: str) -> None:
     [(2, 10**9, 1.0, 8.0), (2, 10**9, 0.5, 16.0), (4, 10**9, 1.0, 12.0), (5, 125_000_000, 1.0, 1.6)],
 )
 def test_bus_bandwidth_is_what_a_peer_sends(peers: int, size: int, seconds: float, gbit: float) -> None:
-    """2(N-1)/N times the bytes, one direction: of 2 peers once the tensor, of 4 one and a half times."""
+    """2(N-1)/N times the bytes in one direction: once the tensor for 2 peers, one and a half times for 4."""
     assert common.bus_bandwidth_gbit(peers, size, seconds) == pytest.approx(gbit)
 
 
@@ -109,7 +109,7 @@ def test_error_bound_is_zero_unless_quantised() -> None:
 
 
 def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
-    common.write_json(None, object())  # No file was asked for.
+    common.write_json(None, object())  # Without a file it writes nothing.
     path = tmp_path / "new" / "file.json"
     common.write_json(path, [1])
     common.write_json(path, {"a": 2})
@@ -194,7 +194,7 @@ def test_cells_say_values_in_the_form_of_their_column(column: scenario.Column, t
 
 
 def play(*rows: dict[str, Any], columns: Sequence[scenario.Column] = ()) -> int:
-    """Runs a scenario that yields these rows; its exit status."""
+    """Runs a scenario that yields these rows. Returns its exit status."""
     found = scenario.Scenario(None, lambda _: None, lambda _: (row for row in rows), "of {options.json}", columns)
     return bench.play(found, argparse.Namespace(json=None))
 
@@ -243,7 +243,7 @@ def test_the_documentation_lists_the_scenarios() -> None:
 
 
 class Echo:
-    """Lives in a child."""
+    """An object in a child."""
 
     def say(self, text: str) -> str:
         return text
@@ -284,7 +284,7 @@ def test_worker_that_dies_is_noticed() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_does_not_end_a_fork_server_that_is_importing(tmp_path: Path) -> None:
-    """A terminal sends it to all processes of its group."""
+    """A terminal sends Ctrl-C to all processes of its group."""
     (tmp_path / "slow.py").write_text("import os, signal\nos.killpg(os.getpgrp(), signal.SIGINT)\n", encoding="utf-8")
     script = (
         "import multiprocessing, signal\nfrom workers import start_fork_server\n"
@@ -327,7 +327,7 @@ def test_a_signal_while_a_master_starts_leaves_none(number: signal.Signals) -> N
 
 @pytest.mark.slow
 def test_a_worker_whose_network_has_gone_ends_without_a_word() -> None:
-    """With the tool, which was interrupted meanwhile."""
+    """It ends together with the tool, which was interrupted."""
     worker = workers.Worker("echo", Echo, namespace="/proc/0/fd/0")
     try:
         with pytest.raises(common.WorkerFailed, match="died"):
@@ -449,7 +449,7 @@ def test_broken_promises_of_cuts_are_named(kind: str, report: dict[str, Any], re
 
 
 class Failing:
-    """Stands for a communicator whose calls fail."""
+    """Replaces a communicator. Its calls fail."""
 
     def __init__(self, error: zpccl.PCCLError) -> None:
         self.error = error
@@ -512,7 +512,7 @@ def test_a_visitor_that_never_comes_is_a_problem() -> None:
 
 
 class Trained:
-    """Stands for a worker that has trained."""
+    """Replaces a worker that has trained."""
 
     def __init__(self, digest: str) -> None:
         self.answers = {"run": (1.0, 2.0), "digest": digest}
@@ -530,7 +530,7 @@ class Trained:
         ("aa", "aa", []),
         ("aa", "bb", ["the weights of systems differ"]),
         ("aa", "ab", ["the weights of the ranks of zpccl differ"]),
-        ("aaa", "bbb", []),  # A sum of three has an order.
+        ("aaa", "bbb", []),  # A sum of three depends on the order.
         ("aaa", "aab", ["the weights of the ranks of zpccl differ"]),
     ],
 )
@@ -626,7 +626,7 @@ def test_cut_paths_keeps_the_promises() -> None:
     rows = rows_of("cut-paths", *options)
     assert [(row["cut"], row["rounds"], row["problems"]) for row in rows] == [("host", 1, []), ("path", 1, [])]
     assert 0 < rows[1]["seconds_to_error_median"] < rows[1]["seconds_to_commit_median"]
-    assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, nobody may feel that a host is cut off.
+    assert rows[0]["seconds_to_commit_median"] > 0  # Between two calls, maybe nobody notices that a host is cut off.
 
 
 @pytest.mark.slow
@@ -667,12 +667,12 @@ def test_the_total_of_a_summary_of_strace_is_found(errors: str) -> None:
 def test_call_counts_what_peers_and_master_do() -> None:
     (row,) = rows_of("call", "--peers", "2", "--bytes", "4KiB", "--reps", "1", "--systems", "zpccl")
     assert row["seconds_median"] > 0
-    assert row["peer_wake_ups"] > 1  # Nobody can take part without a message from somebody else.
-    assert row["master_wake_ups"] > 0  # It hears of many calls at once where peers commit them.
+    assert row["peer_wake_ups"] > 1  # A peer can only take part if a message wakes it.
+    assert row["master_wake_ups"] > 0  # It hears of many calls at once if peers commit them.
     for who in ("peer", "master"):
         assert 0 < row[f"{who}_cpu_seconds"] < 1
         calls = row[f"{who}_system_calls"]
-        assert calls is None or calls > row[f"{who}_wake_ups"] / 2  # None without strace.
+        assert calls is None or calls > row[f"{who}_wake_ups"] / 2  # None if there is no strace.
 
 
 @pytest.mark.slow
@@ -702,7 +702,7 @@ def test_allreduce_writes_a_row_for_each_system_and_size() -> None:
 
 
 def test_the_peak_of_a_resident_set_is_never_less_than_what_is_resident() -> None:
-    """While the process grows, as the threads of others may make it."""
+    """This holds while the process grows, for example through other threads."""
     grown = []
     for count in range(300):
         Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
@@ -714,7 +714,7 @@ def test_the_peak_of_a_resident_set_is_never_less_than_what_is_resident() -> Non
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_memory_sees_the_workspace_of_in_place() -> None:
-    """B1: out of place no copy, in place one workspace the size of the tensor."""
+    """B1: out of place needs no copy, in place one workspace of the size of the tensor."""
     options = ["--bytes", "32MiB", "--places", "out", "in", "--systems", "zpccl"]
     out, in_place = rows_of("memory", *options)
     assert (out["place"], in_place["place"]) == ("out", "in")
@@ -753,7 +753,7 @@ def test_allreduce_compares_tensors(place: str) -> None:
 
 
 def test_the_table_of_algorithms_is_up_to_date() -> None:
-    """python tools/algorithm_table.py mends it."""
+    """python tools/algorithm_table.py updates it."""
     page = algorithm_table.PAGE.read_text(encoding="utf-8")
     assert algorithm_table.put_into(page) == page
 
@@ -808,7 +808,7 @@ def test_kill_calls_keeps_the_promises() -> None:
 
 
 class Summing:
-    """Stands for a communicator whose peers all give the same last element."""
+    """Replaces a communicator whose peers all have the same last element."""
 
     def __init__(self, numbers: list[int], dtype: str) -> None:
         self.numbers, self.dtype = numbers, dtype
@@ -868,7 +868,7 @@ def test_what_the_compiled_simulator_changes_is_there(tmp_path: Path) -> None:
 
 
 def test_only_older_copies_of_the_simulator_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else there is stays, be it something that was built, too."""
+    """Other folders stay, even if they also contain built files."""
     (tmp_path / "build.log").touch()
     options = argparse.Namespace(folder=tmp_path, seeds="0:1")
     with pytest.raises(compile_sim.CannotCompile, match="no copy"):
@@ -876,13 +876,13 @@ def test_only_older_copies_of_the_simulator_are_replaced(tmp_path: Path, monkeyp
     assert (tmp_path / "build.log").exists()
     options.folder = tmp_path / "copy"
     monkeypatch.setitem(compile_sim.CHANGES, "protocol/routes.py", (("not there", ""),))
-    for _ in range(2):  # One that could not be made is replaced.
+    for _ in range(2):  # A copy that could not be made is replaced.
         with pytest.raises(compile_sim.CannotCompile, match="not there"):
             compile_sim.play(options)
 
 
 def test_the_compiled_simulator_has_constructors_of_its_own() -> None:
-    """Those that Python makes of a data class take ten times as long in compiled code."""
+    """In compiled code, constructors that Python makes for a data class take ten times as long."""
     text = (
         "@dataclass(unsafe_hash=True, kw_only=True)\nclass Pair:\n    one: int\n    other: int = 2\n\n"
         "    def __post_init__(self) -> None:\n        assert self.one < self.other\n\n\n"

@@ -1,4 +1,4 @@
-"""What users see of the network."""
+"""The network as users see it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def members(count: int, group: int = 0) -> tuple[Member, ...]:
 
 
 def test_each_pair_has_a_path() -> None:
-    """None stands for what is not known."""
+    """None means unknown."""
     measured = MeasuredPath(0, 1, 1500, 94 * MBIT, 20_000), MeasuredPath(1, 0, 10)
     topology = Topology.of(Measurements(members(3), measured, (MeasuredHost(0, 100 * MBIT),)))
     zero, one, two = topology.peers
@@ -67,7 +67,7 @@ def test_large_numbers_are_written_out() -> None:
 
 
 def test_of_many_peers_the_slowest_paths_are_printed() -> None:
-    """A run of 1,000 peers fits on a screen."""
+    """The output for a run of 1,000 peers fits on a screen."""
     count = 1000
     measured = tuple(MeasuredPath(index, (index + 1) % count, 1, (count - index) * MBIT) for index in range(count))
     topology = Topology.of(Measurements(members(count), measured), 0, dict.fromkeys(ids(count), ENDS))

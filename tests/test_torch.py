@@ -57,7 +57,7 @@ def test_reduces_every_dtype(pair: Run, datatype: DataType) -> None:
 
 
 def test_quantises_bfloat16(pair: Run) -> None:
-    """S1: bit for bit the same on both."""
+    """S1: the results of both are equal bit for bit."""
 
     def reduce(comm: zpccl.Communicator) -> Any:
         send = torch.linspace(0, 1, 1000).to(torch.bfloat16)
@@ -124,7 +124,7 @@ def on_gpu(*values: float, dtype: Any = torch.float32) -> Any:
 
 
 def numbers(tensor: Any) -> list[float]:
-    """What is on the device, which nobody else may look at."""
+    """The contents of the device, which nobody else may read."""
     return [float(value) for value in gpus.on_cpu(tensor).flatten()]
 
 
@@ -143,18 +143,18 @@ COLLECTIVES: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", COLLECTIVES)
 def test_collectives_of_tensors_on_a_gpu(pair: Run, gpu: FakeDevice, what: str) -> None:
-    """Results are on the GPU, too, and no copy is under way after the call."""
+    """Results are on the GPU too, and no copy is in progress after the call."""
     assert pair.all(lambda comm: COLLECTIVES[what](comm, place_of(pair, comm))) == [True, True]
     assert gpu.under_way == 0 and sum(entry[0] == "out" for entry in gpu.log) == 2
 
 
 def test_rows_come_to_a_gpu_by_way_of_others(pair: Run, gpu: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets those of all in memory of the host, and its own on the GPU."""
+    """Each gets the rows of all in host memory, and its own row on the GPU."""
     monkeypatch.setattr(Paths, "broken", lambda self, members, now_ns: [tuple(members[:2])])
 
     def exchange(comm: zpccl.Communicator) -> list[float]:
         place = place_of(pair, comm)
-        result = comm.all_to_all(on_gpu(place, place), tag=9)  # No plan of before is left.
+        result = comm.all_to_all(on_gpu(place, place), tag=9)  # So that no plan from before is left.
         assert result.info.algorithm is zpccl.Algorithm.RING
         return sorted(numbers(result.tensor))
 
@@ -179,7 +179,7 @@ def test_a_tensor_on_a_gpu_is_reduced_in_place(pair: Run, gpu: FakeDevice, is_as
 
 
 def test_a_broadcast_from_a_gpu_to_a_cpu(pair: Run, gpu: FakeDevice) -> None:
-    """And nothing is copied where nothing changes, or nothing is used."""
+    """Nothing is copied if nothing changes or nothing is used."""
 
     def broadcast(comm: zpccl.Communicator) -> list[float]:
         is_root = place_of(pair, comm) == 0
@@ -232,7 +232,7 @@ def test_many_tensors_on_a_gpu(pair: Run, gpu: FakeDevice) -> None:
 
 
 def test_parts_of_one_tensor_on_a_gpu_do_not_overlap_in_a_call(pair: Run, gpu: FakeDevice) -> None:
-    """Another view of the whole is in place."""
+    """Another view of the whole tensor counts as in place."""
 
     def reduce(comm: zpccl.Communicator) -> list[float]:
         tensor = on_gpu(1, 2, 3, 4)
@@ -246,7 +246,7 @@ def test_parts_of_one_tensor_on_a_gpu_do_not_overlap_in_a_call(pair: Run, gpu: F
 
 
 def test_a_copy_that_fails_is_an_error_before_the_call_is_made(pair: Run, gpu: FakeDevice) -> None:
-    """Nobody else hears of it."""
+    """No other peer hears of it."""
     gpu.fail_at = 0
     with pytest.raises(RuntimeError, match="fell off"):
         pair.comms[0].all_reduce(on_gpu(1))
@@ -254,7 +254,7 @@ def test_a_copy_that_fails_is_an_error_before_the_call_is_made(pair: Run, gpu: F
 
 
 def test_room_on_a_gpu_for_a_result_is_made_before_the_call(gpu: FakeDevice) -> None:
-    """By the caller, for the members that there are; anew only if the group has grown."""
+    """The caller allocates it for the present members; it is allocated anew only if the group has grown."""
     call = arguments.all_gather(on_gpu(1, 2), None, 0, 2)
     assert gpu.stagings == 2 and call.recv_for(2, 1).count == 4 and gpu.stagings == 2
     assert call.recv_for(3, 0).count == 6 and gpu.stagings == 3
@@ -269,7 +269,7 @@ def test_a_tensor_without_elements_needs_no_copies(pair: Run, gpu: FakeDevice) -
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_collectives_of_a_gpu(pair: Run) -> None:
-    """Work that was queued before is waited for; the result is there when the call returns."""
+    """The call waits for work queued before it. The result is there when the call returns."""
 
     def reduce(comm: zpccl.Communicator) -> bool:
         tensor = torch.zeros(10_000_001, device="cuda")
@@ -293,7 +293,7 @@ def mesh() -> Iterator[Any]:
 
 
 def test_of_a_distributed_tensor_the_local_part_is_used(pair: Run, mesh: Any) -> None:
-    """It has the shape of the whole, and no memory of its own."""
+    """It has the shape of the whole tensor, and no memory of its own."""
     from torch.distributed.tensor import DTensor, Shard
 
     whole = (4, 3)
@@ -341,7 +341,7 @@ def test_shared_state_of_torch_tensors(pair: Run) -> None:
 
 @pytest.mark.parametrize("receiver_on_gpu", [False, True])
 def test_shared_state_on_a_gpu(pair: Run, gpu: FakeDevice, receiver_on_gpu: bool) -> None:
-    """S5: to and from a device, beside tensors of the host. Nothing of it is under way after the call."""
+    """S5: to and from a device, beside tensors of the host. No copy is in progress after the call."""
 
     def sync(comm: zpccl.Communicator) -> Any:
         is_sender = comm is pair.comms[0]
@@ -368,7 +368,7 @@ def test_shared_state_on_a_gpu(pair: Run, gpu: FakeDevice, receiver_on_gpu: bool
 
 
 class Stream:
-    """Of a GPU that is not there: what is put on it is done at once."""
+    """A stream of a fake GPU: its work is done at once."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -391,7 +391,7 @@ class Event:
 
 @pytest.mark.parametrize("made_in_inference_mode", [False, True])
 def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in_inference_mode: bool) -> None:
-    """Of the code for CUDA, over stand-ins for streams and events and torch's own copies."""
+    """Tests the code for CUDA, with replacements for streams, events and torch's own copies."""
     log: list[str] = []
     streams: list[Stream] = []
     empty = torch.empty
@@ -421,7 +421,7 @@ def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_region_of_a_gpu() -> None:
-    """Work that was queued before is waited for; what is written is there when the call returns."""
+    """The call waits for work queued before it. Written bytes are there when the call returns."""
     tensor = torch.zeros(20_000_001, dtype=torch.bfloat16, device="cuda")
     for _ in range(100):
         tensor += 1
@@ -454,7 +454,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_tensor_that_changed_between_syncs_is_named(pair: Run, what: str) -> None:
-    """Before anything is sent, so that others do not notice but by the peer that is missing."""
+    """The error comes before anything is sent, so others only notice the missing peer."""
     tensor = torch.ones(3, 4)
     state = zpccl.SharedState([zpccl.TensorInfo.from_torch(tensor, "layer.weight")])
     CHANGES[what](tensor)
@@ -463,7 +463,7 @@ def test_a_tensor_that_changed_between_syncs_is_named(pair: Run, what: str) -> N
 
 
 def test_a_tensor_may_move() -> None:
-    """Optimisers and model.to() give a parameter other memory of the same size."""
+    """Optimisers and model.to() give a parameter new memory of the same size."""
     tensor = torch.ones(12)
     info = zpccl.TensorInfo.from_torch(tensor, "x")
     old = info.region()
@@ -481,7 +481,7 @@ def test_kinds_must_not_be_mixed_up() -> None:
 
 
 def test_a_view_that_negates_its_memory_is_refused() -> None:
-    """S5: its bytes are not those of its elements."""
+    """S5: its bytes differ from those of its elements."""
     tensor = torch.tensor([1 + 2j]).conj().imag
     assert tensor.is_contiguous() and tensor.tolist() == [-2.0]
     with pytest.raises(zpccl.InvalidArgument, match="resolve_neg"):
@@ -496,7 +496,7 @@ def test_tied_weights_may_be_shared() -> None:
 
 
 def test_broadcast_gather_and_scatter(pair: Run) -> None:
-    """S1: tensors stay tensors, of their dtype; numpy on the other side holds the same bits."""
+    """S1: tensors stay tensors, with their dtype; numpy on the other side holds the same bits."""
     import numpy as np
 
     def work(comm: zpccl.Communicator) -> list[Any]:
@@ -520,7 +520,7 @@ def test_broadcast_gather_and_scatter(pair: Run) -> None:
 
 
 def test_a_new_tensor_is_not_filled() -> None:
-    """It is allocated by the thread that answers all calls; torch.empty would fill it with NaN here."""
+    """The thread that answers all calls allocates it; torch.empty would fill it with NaN here."""
     torch.use_deterministic_algorithms(True)
     try:
         tensor, memory = new_tensor(torch.ones(1), (16 * limits.MIB,), DataType.FLOAT)
@@ -530,7 +530,7 @@ def test_a_new_tensor_is_not_filled() -> None:
 
 
 def test_one_element_among_two(pair: Run) -> None:
-    """The part of one of them is empty."""
+    """One of them gets an empty part."""
 
     def scatter(comm: zpccl.Communicator) -> list[float]:
         part: list[float] = comm.reduce_scatter(torch.ones(1)).tensor.tolist()

@@ -1,4 +1,4 @@
-"""The plain values of the public API: names and numbers are PCCL's."""
+"""The plain values of the public API: names and numbers are those of PCCL."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from zpccl.types import (
     ],
 )
 def test_names_and_numbers(kind: type[Enum], names: str) -> None:
-    """They go over the wire: who changes one must change PROTOCOL_VERSION."""
+    """They go over the wire: a change needs a new PROTOCOL_VERSION."""
     assert [(member.name, member.value) for member in kind] == [(n, i) for i, n in enumerate(names.split())]
 
 
 def test_quantised_types() -> None:
-    """Those that are element types have their numbers, so either may be given; no other number is used twice."""
+    """Quantised types that are element types have the same numbers, so either may be given; no other number repeats."""
     assert {q.name: (q.value, q.bits) for q in QuantizedDataType} == {
         "UINT8": (DataType.UINT8, 8),
         "INT8": (DataType.INT8, 8),
@@ -102,7 +102,7 @@ def test_other_numpy_dtypes_are_refused(dtype: object) -> None:
 
 
 def test_torch_dtypes_are_known_by_name() -> None:
-    """Without torch: its dtypes read "torch.float32"."""
+    """This works without torch: its dtypes print as "torch.float32"."""
     assert DataType.from_torch_dtype("torch.bfloat16") is DataType.BFLOAT16
     with pytest.raises(InvalidArgument, match="complex64 is not supported"):
         DataType.from_torch_dtype("torch.complex64")
@@ -141,7 +141,7 @@ def test_defaults_are_those_of_pccl() -> None:
 
 
 def test_importing_costs_nothing() -> None:
-    """numpy and torch are looked up when a conversion is asked for. The module is run alone: the package has users."""
+    """A conversion looks numpy and torch up when called. The module runs alone, as the package itself uses them."""
     code = (
         "import sys, types\n"
         "package = types.ModuleType('zpccl'); package.__path__ = [sys.argv[1]]; sys.modules['zpccl'] = package\n"

@@ -15,7 +15,7 @@ WAN = TESTS.parent / "tools" / "wan"
 
 @pytest.mark.slow
 def test_model(tmp_path: Path) -> None:
-    """Delays and rates to the nanosecond, losses by seed, queues, cuts, and what is left of super-packets."""
+    """Delays and rates to the nanosecond, losses by seed, queues, cuts, and remainders of super-packets."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler")
@@ -24,7 +24,7 @@ def test_model(tmp_path: Path) -> None:
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     sources = [TESTS / "wan" / "test_model.c", WAN / "model.c", WAN / "packet.c"]
     subprocess.run([compiler, *flags, "-o", program, *sources, "-lm"], check=True)
-    # The pool of packets is meant to stay.
+    # The pool of packets is never freed, on purpose.
     ran = subprocess.run(
         [program], env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}, text=True, capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What wide-area networks are like (tools/wan/settings.py), and what the emulator is told of it."""
+"""Settings of wide-area networks (tools/wan/settings.py), and their form for the emulator."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_command_says_what_is_wrong_with_its_file(tmp_path: Path, content: b
 
 
 def test_a_compiler_that_fails_leaves_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are skipped where there can be no network, but not where the source is wrong."""
+    """Tests are skipped if no network can be created, but not if the source is wrong."""
     monkeypatch.setattr(emulated, "_PROGRAM", tmp_path / "build" / "emulator")
     monkeypatch.setenv("CC", "false")
     with pytest.raises(WorkerFailed, match=r"cannot compile the emulator: .*false exits with 1"):

@@ -1,4 +1,4 @@
-"""Lanes of trees: some forms of them, any of them, and what an all-reduce over them gives, bit for bit."""
+"""Lanes of trees: some fixed ones, arbitrary ones, and the result of an all-reduce over them, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def star(size: int, root: int) -> Parents:
 
 
 def chain(ranks: Sequence[int]) -> Parents:
-    """The first is the root, and each is the parent of the next."""
+    """A chain: the first rank is the root, and each rank is the parent of the next."""
     parents = [0] * len(ranks)
     for rank, parent in zip(ranks, (ranks[0], *ranks), strict=False):
         parents[rank] = parent
@@ -27,7 +27,7 @@ def chain(ranks: Sequence[int]) -> Parents:
 
 
 def binary(ranks: Sequence[int]) -> Parents:
-    """A heap of them."""
+    """A binary heap of these ranks."""
     parents = [0] * len(ranks)
     for i, rank in enumerate(ranks):
         parents[rank] = ranks[max(i - 1, 0) // 2]
@@ -35,19 +35,19 @@ def binary(ranks: Sequence[int]) -> Parents:
 
 
 def cut(count: int, trees: Sequence[Parents], weights: Sequence[int]) -> tuple[TreeLane, ...]:
-    """Lanes of `count` elements, by weight; the last one gets what is left over."""
+    """Lanes of `count` elements, by weight; the last lane gets the remainder."""
     elements = [count * weight // sum(weights) for weight in weights]
     elements[-1] = count - sum(elements[:-1])
     return tuple(map(TreeLane, elements, trees))
 
 
 def stars(size: int, count: int) -> tuple[TreeLane, ...]:
-    """Those of the direct exchange."""
+    """The stars of the direct exchange."""
     return tuple(TreeLane(count // size + (rank < count % size), star(size, rank)) for rank in range(size))
 
 
 def mixed(size: int, count: int) -> tuple[TreeLane, ...]:
-    """One of each form, of any length, with several roots, one empty."""
+    """One lane of each form, with any length and several roots; one lane is empty."""
     ranks = range(size)
     trees = (chain(ranks), star(size, size - 1), binary(ranks[::-1]), star(size, 0), chain((*ranks[1:], 0)))
     return cut(count, trees, (3, 2, 0, 1, 4))
@@ -56,7 +56,7 @@ def mixed(size: int, count: int) -> tuple[TreeLane, ...]:
 def lanes_of_owners(
     rng: np.random.Generator, kind: CollectiveKind, size: int, count: int, owners: Sequence[int], *, stars_only: bool
 ) -> tuple[TreeLane, ...]:
-    """Lanes of a collective that is no all-reduce: its owners are the roots."""
+    """Lanes of a collective other than an all-reduce: its owners are the roots."""
     lengths = [count // size + (part < count % size) for part in range(size)]
     if kind is CollectiveKind.ALL_GATHER:
         lengths = [count] * size
@@ -85,7 +85,7 @@ def any_tree(draw: st.DrawFn, size: int) -> Parents:
 def any_lanes(
     draw: st.DrawFn, size: int, elements_max: int = 2000, *, stars_only: bool = False
 ) -> tuple[TreeLane, ...]:
-    """One lane or some, together of one element or more."""
+    """One or more lanes, with one or more elements in all."""
     trees = st.builds(star, st.just(size), st.integers(0, size - 1)) if stars_only else any_tree(size)
     lanes = draw(st.lists(st.builds(TreeLane, st.integers(0, elements_max), trees), min_size=1, max_size=5))
     return lanes_or_one(lanes)
@@ -119,7 +119,7 @@ def family(parents: Parents, rank: int) -> list[int]:
 
 
 def expected(case: Case, lanes: Sequence[TreeLane], inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The result of a reduce that is not quantised."""
+    """The result of a reduce without quantisation."""
     pieces = []
     for parents, shares in parts(lanes, inputs):
         share, _ = _share(case, parents, shares, root_of(parents))
@@ -137,7 +137,7 @@ _FUNCTIONS = {
 
 
 def _share(case: Case, parents: Parents, inputs: Sequence[np.ndarray], rank: int) -> tuple[np.ndarray, int]:
-    """What a rank makes of its input and of its children's shares; of how many inputs that is."""
+    """A rank's result from its input and its children's shares, and the number of inputs in it."""
     if family(parents, rank) == [rank]:
         return inputs[rank], 1
     shares = [(inputs[r], 1) if r == rank else _share(case, parents, inputs, r) for r in family(parents, rank)]
@@ -158,7 +158,7 @@ def _share(case: Case, parents: Parents, inputs: Sequence[np.ndarray], rank: int
 
 
 def _join_16_bits(case: Case, shares: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarray:
-    """In float32, rounded once. What is made for an AVG is a mean, which counts as what it is of."""
+    """In float32, rounded once. An AVG makes means; each counts as often as it has inputs."""
     averages = case.op is ReduceOp.AVG
     wide = [to_float64(x, case.datatype).astype(np.float32) * np.float32(n if averages else 1) for x, n in shares]
     total = wide[0]

@@ -1,4 +1,4 @@
-"""Puts the table of what plans choose, by zpccl.protocol.routes, into docs/algorithms.md."""
+"""Puts a table of the algorithms that plans choose (zpccl.protocol.routes) into docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RTT_NS = 100 * limits.MS
 
 
 def network_of(peers: int, path: int | None, host: int | None) -> Network:
-    """Far peers, with these rates of all paths and of all hosts."""
+    """A network of far peers in which all paths and all hosts have these rates."""
     rates, delays = ((rate,) * peers for rate in (path, RTT_NS))
     return Network((rates,) * peers, (delays,) * peers, (host,) * peers)
 
@@ -40,7 +40,7 @@ SITUATIONS: dict[str, Callable[[int], tuple[Network, Speeds]]] = {
 
 
 def choose(network: Network, size: int, speeds: Speeds, *, is_quantised: bool) -> str:
-    """The algorithm for so many bytes on the wire, as text."""
+    """The algorithm for this number of bytes on the wire, as text."""
     route = plan(network, Tensor(size, is_quantised), speeds)
     assert route is not None, "all paths work"
     return route.algorithm.name.lower().replace("_", "-")

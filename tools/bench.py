@@ -37,7 +37,7 @@ SCENARIOS = {
     "kill-master": "What does a kill and restart of the master cost the calls that are under way?",
     "cut-paths": "When do the others notice that a host or a path has fallen silent, and when do they go on?",
 }
-"""The modules of `benchmarks`, with "-" for "_", and the question that each of them answers."""
+"""The modules of `benchmarks`, with "-" for "_", and the question that each one answers."""
 
 
 def load(name: str) -> Scenario:

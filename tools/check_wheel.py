@@ -1,8 +1,8 @@
 """Checks the wheel and the sdist in a folder: `python tools/check_wheel.py dist`, which `make wheel` runs.
 
-The wheel must bear the tags of one build for all CPythons from 3.10 up, hold the compiled extension, and install and
-all-reduce in a new virtual environment that has no compiler and cannot see this checkout. The sdist must hold the C
-sources.
+The wheel must have the tags of one build for all CPythons from 3.10 up, and contain the compiled extension. It must
+install and all-reduce in a new virtual environment that has no compiler and cannot see this checkout. The sdist must
+contain the C sources.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ QUANTIZATIONS = {
         ("zps-int4", "INT4", "ZERO_POINT_SCALE"),
     )
 }
-"""MIN_MAX of signed types is left out: it differs from that of unsigned types only in the sign bit of the codes."""
+"""It has no MIN_MAX of signed types: that differs from MIN_MAX of unsigned types only in the sign bit of the codes."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "--bytes": {"type": parse_bytes, "help": "of the tensor"},
@@ -210,7 +210,7 @@ def say(text: str) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table in Markdown, as the documentation has them, with aligned columns."""
+    """Prints a table in Markdown, as in the documentation, with aligned columns."""
     widths = [max(3, *map(len, column)) for column in zip(columns, *rows, strict=True)]
     print(f"{title}\n")
     rules = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
@@ -228,7 +228,7 @@ def run_tool(play: Callable[[], int]) -> int:
     """Runs a tool; returns its exit status. Ctrl-C, SIGTERM and the loss of its terminal end its children too and leave
     no traceback."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # Else it is to go on, as with nohup.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # If it is ignored, as under nohup, the tool goes on.
         signal.signal(signal.SIGHUP, lambda number, _: sys.exit(128 + number))
     try:
         return play()

@@ -1,10 +1,10 @@
-"""Compiles the simulator and the protocol with mypyc, for campaigns of many seeds: each takes less than half the time.
+"""Compiles the simulator and the protocol with mypyc, for campaigns of many seeds. Each takes less than half the time.
 
     python tools/compile_sim.py /tmp/compiled
     cd /tmp/compiled && python -m zpccl.sim --seeds 100000 --jobs 0
 
-The copy makes the same events as the simulator that Python interprets: some seeds are run with both, and all lines of
-their traces compared, before this says that it is done. It takes some minutes. mypyc comes with mypy.
+The copy makes the same events as the interpreted simulator. The tool runs some seeds with both and compares all lines
+of their traces before it reports success. It takes some minutes. mypyc comes with mypy.
 
 Ownership: one process, and one child at a time.
 """
@@ -26,11 +26,12 @@ from common import run_tool, say
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("limits.py", "errors.py", "types.py", "protocol", "sim")
 INTERPRETED = ("protocol/messages.py", "sim/faults.py", "sim/__main__.py")
-"""msgspec makes classes of its own; fields are told apart by annotations, which are no strings in compiled classes."""
+"""Not compiled. msgspec makes its own classes. faults.py and __main__.py tell fields apart by annotations, which are
+not strings in compiled classes."""
 NOT_NATIVE = {"sim/cluster.py": "Violation", "protocol/election.py": "Election", "protocol/matrix.py": "Sample"}
-"""Classes that mypyc cannot lay out: of a base in C, or generic."""
+"""Classes whose layout mypyc does not support: they are generic, or inherit from a class in C."""
 INHERITED = {"Attempt"}
-"""Data classes that others inherit from: mypyc would give those the same constructor."""
+"""Base classes that are data classes: mypyc would give the subclasses the same constructor."""
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "protocol/routes.py": (("cost_max = self._cost(route)", "cost_max = float(self._cost(route))"),),
     "protocol/packing.py": (
@@ -46,14 +47,14 @@ CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
         ("    master: SimulatedMaster\n", "    master: typing.Any\n"),
     ),
 }
-"""Types that mypyc infers, or checks at run time, more narrowly than mypy does."""
+"""Replacements for types that mypyc infers, or checks at run time, more narrowly than mypy does."""
 MARK = "compiled-zpccl-sim"
-"""An empty file in each copy: no other folder is replaced."""
+"""Name of an empty file in each copy. The tool replaces no folder without it."""
 FUTURE = "from __future__ import annotations\n"
 SLOTS = re.compile(r"@dataclass\((?P<before>[^)]*)slots=True(?:, )?(?P<after>[^)]*)\)")
 ENUM = re.compile(rb"\balgorithm=\w+")
 BOOLEAN = re.compile(rb"\b(?:True|False)\b")
-"""Printed by name or by number: compiled code may hold an int for either."""
+"""Compiled code may hold an int where the interpreter holds a bool, and print its number in place of its name."""
 BUILD = """
 from mypyc.build import mypycify
 from setuptools import setup
@@ -69,7 +70,7 @@ def changed(name: str, text: str) -> str:
     """The text of a module as mypyc can compile it.
 
     Raises:
-        CannotCompile: what is to be changed is not there.
+        CannotCompile: the text to be replaced is missing.
     """
     text = SLOTS.sub(lambda found: f"@dataclass({(found['before'] + found['after']).removesuffix(', ')})", text)
     for before, after in CHANGES.get(name, ()):
@@ -86,7 +87,7 @@ def changed(name: str, text: str) -> str:
 
 
 def with_constructors(text: str) -> str:
-    """Writes constructors of data classes out: those that Python makes are not compiled, and take ten times as long."""
+    """Writes out the constructors of data classes: generated ones are not compiled, and take ten times as long."""
     lines = text.splitlines(keepends=True)
     for node in reversed(ast.parse(text).body):
         if not isinstance(node, ast.ClassDef) or node.bases or node.name in INHERITED:
@@ -94,7 +95,7 @@ def with_constructors(text: str) -> str:
         how = [ast.unparse(decorator) for decorator in node.decorator_list]
         fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
         made = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
-        is_plain = not any(isinstance(each.value, ast.Call) for each in fields)  # There is no field().
+        is_plain = not any(isinstance(each.value, ast.Call) for each in fields)  # No field().
         if not fields or not is_plain or "__init__" in made or not any(each.startswith("dataclass") for each in how):
             continue
         order = "*, " if any("kw_only=True" in each for each in how) else ""
@@ -138,9 +139,9 @@ def build(folder: Path, modules: list[str]) -> None:
 
 
 def digest_of_traces(folder: Path, seeds: str) -> str:
-    """A digest of what the simulator in this folder prints of its events."""
+    """A digest of the events that the simulator in this folder prints."""
     command = [sys.executable, "-m", "zpccl.sim", "--seeds", seeds, "--trace", "--no-shrink"]
-    digest, last = hashlib.sha256(), b""  # The last line tells the time, and is no part of it.
+    digest, last = hashlib.sha256(), b""  # The last line has the time, so the digest leaves it out.
     environment = os.environ | {"PYTHONPATH": str(folder)}
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -1,14 +1,14 @@
-"""Small faults of the protocol, each of which must be caught by the tests: see mutate_protocol.py.
+"""Small faults of the protocol. The tests must catch each of them: see mutate_protocol.py.
 
-Add one for a mistake that could be repeated, or for a rule of a machine that has none yet. The fault should be one that
-a person could make and overlook: a forgotten condition, a reversed comparison, a missing step.
+Add a mutant for a mistake that somebody could repeat, or for a rule of a machine that has no mutant yet. The fault
+should be one that a person could make and overlook: a forgotten condition, a reversed comparison, a missing step.
 
-A mutant is four lines; mutation.py says what they mean:
+A mutant is four lines; mutation.py describes them:
 
-    name: module:function (who is expected to catch it: simulator or unit tests)
+    name: module:function (the check that is expected to catch it: simulator or unit tests)
       the promise that it breaks, and how
-      - the expression or statement that is replaced
-      + what stands there instead
+      - the expression or statement to replace
+      + its replacement
 """
 
 from __future__ import annotations

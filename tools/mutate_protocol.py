@@ -1,9 +1,9 @@
-"""Mutation check: puts the faults of mutants.py into the protocol, one at a time, and demands that each is caught.
+"""Mutation check: puts the faults of mutants.py into the protocol, one at a time. A check must catch each of them.
 
-Each fault is put into its own copy in a temporary directory; the checkout is only read. On that copy the simulator runs
-a number of seeds, or the unit tests of the protocol run until one fails: first the check that is expected to catch the
-fault, then the other one if it did not. A fault that survives both is a gap in the tests: the tool names it and exits
-with 1. The unmodified protocol is checked first and must pass both.
+Each fault goes into its own copy in a temporary directory; the checkout is only read. On that copy the simulator runs a
+number of seeds, or the unit tests of the protocol run until one fails. The check that is expected to catch the fault
+runs first; the other one runs if the first did not catch it. A fault that survives both is a gap in the tests: the tool
+names it and exits with 1. The tool checks the unmodified protocol first; it must pass both.
 
 Ownership: one thread owns every child and ends it by its process id, however the tool ends. A copy belongs to one child
 at a time.
@@ -32,14 +32,14 @@ from mutation import SIMULATOR, TESTS, Mutant, mutate
 ROOT = Path(__file__).resolve().parent.parent
 TEST_FOLDERS = ["tests/protocol", "tests/scenarios"]
 COPIED = tuple(map(Path, ("zpccl", *TEST_FOLDERS, "tests/conftest.py", "docs/shared_state.md", "setup.cfg")))
-"""Contents of a copy: the package, the tests of the protocol and the table that they read, the settings of pytest."""
+"""Contents of a copy: the package, the tests of the protocol and the table that they read, the pytest settings."""
 OUTPUT = "output.txt"
 SURVIVED = "SURVIVED"
 SEEDS = 300
 CHECK_TIMEOUT_S = 600.0
-"""Timeout of a check, beside that of the seeds."""
+"""Timeout of a check, without the time for its seeds."""
 SEED_TIMEOUT_S = 0.5
-"""What each seed adds to it."""
+"""Additional time for each seed."""
 
 _FOUND = {
     SIMULATOR: re.compile(r"^seed (?P<by>\d+)\b.* failed: (?P<text>.*)$", re.MULTILINE),
@@ -60,7 +60,7 @@ class Effort:
     asks_both: bool
     """Run both checks for each mutant, even if the first has caught it."""
     only: str | None
-    """Run this check alone; None: both, or the other one where the first has not caught it."""
+    """Run only this check; None: both, or the second one only if the first has not caught the fault."""
 
     def checkers(self, mutant: Mutant) -> tuple[str, ...]:
         """The checks for a mutant, the one that is expected to catch it first."""
@@ -174,7 +174,7 @@ def judge(checker: str, status: int | None, output: str) -> tuple[str, str]:
     """Interprets exit status and output of a check. Returns what failed and how; two empty texts if it passed.
 
     Raises:
-        WorkerFailed: it failed for another reason than a fault of the protocol.
+        WorkerFailed: the check failed for another reason than a fault of the protocol.
     """
     if status == 0:
         return "", ""
@@ -197,7 +197,8 @@ async def check(checker: str, folder: Path, effort: Effort) -> Finding:
 
 
 async def try_original(pristine: Path, effort: Effort) -> None:
-    """Checks the unmodified protocol, with SEEDS seeds at most: campaigns without a fault are the simulator's own.
+    """Checks the unmodified protocol, with SEEDS seeds at most: longer campaigns without a fault are the simulator's
+    own task.
 
     Raises:
         WorkerFailed: it fails, or a check would import another zpccl than that of the copy.

@@ -60,7 +60,7 @@ class Mutant:
 
 
 def parse_mutants(text: str) -> tuple[Mutant, ...]:
-    """The mutants of a text of four lines each (mutants.py); lines that begin with # are headings.
+    """The mutants of a text of four lines each (mutants.py); a line that begins with # is a heading.
 
     Raises:
         ValueError: some lines are no mutant.

@@ -1,13 +1,13 @@
-"""Virtual networks of hosts on this machine whose paths can be cut, for end-to-end tests and tools. Linux, as root.
+"""Virtual networks of hosts on this machine, with paths that can be cut, for tests and tools. Linux, as root.
 
-Each host is a network namespace with one address. In a `Network` they are joined by a router, which is a namespace,
-too. On a cut path the router drops packets silently, like a broken path of the internet: without RST or ICMP messages.
-`wan.emulated` makes networks with delays, rates and losses.
+Each host is a network namespace with one address. In a `Network` they are joined by a router, which is also a
+namespace. On a cut path the router drops packets silently, like a broken path of the internet: without RST or ICMP
+messages. `wan.emulated` makes networks with delays, rates and losses.
 
-Ownership: this process owns one descriptor per namespace. Namespaces have no names and no files, so the kernel removes
-them, and all devices in them, once these descriptors are closed and the processes inside have ended, however this
-process ends. Commands run in separate threads that enter a namespace and then end; no other thread of this process
-leaves its namespace.
+Ownership: this process owns one descriptor per namespace. Namespaces have no names and no files. So the kernel removes
+them and their devices once these descriptors are closed and the processes inside have ended, however this process ends.
+Commands run in separate threads that enter a namespace and then end; no other thread of this process leaves its
+namespace.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Network(Namespaces):
 
 
 class Alone(Namespaces):
-    """One host with nothing but a loopback device, whose ports are its own."""
+    """One host with only a loopback device, and with ports of its own."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -26,7 +26,7 @@ class Quantiser:
     """The quantisation of frames.
 
     Buffers are contiguous and need not be aligned; wire and elements do not overlap. All methods raise EngineError:
-    EINVAL, an argument is out of range; ENOTSUP, the CPU lacks the instruction set.
+    EINVAL if an argument is out of range, ENOTSUP if the CPU lacks the instruction set.
 
     Args:
         datatype: of the elements, floating.

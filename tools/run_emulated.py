@@ -1,10 +1,10 @@
 """Runs Python tests on 64-bit ARM, emulated by qemu: `run_emulated.py tests/engine -x`.
 
-Needs Debian or a system made of it, gcc-aarch64-linux-gnu and qemu-user. The first run downloads Debian's Python for
-ARM, with its libraries, and the packages that zpccl and its tests need to build/arm64, and installs nothing. The
-extension is compiled for ARM into a copy of the sources.
+Needs Debian or a derived system, gcc-aarch64-linux-gnu and qemu-user. The first run downloads Debian's Python for ARM
+with its libraries, and the packages that zpccl and its tests need, to build/arm64; it installs nothing. The extension
+is compiled for ARM into a copy of the sources.
 
-Left out, since qemu emulates one process: tests that start another interpreter, which the system cannot execute.
+Tests that start another interpreter are left out: qemu emulates one process, and the system cannot execute it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_EMULATED = ("tests/engine/test_engine.py::test_the_interpreter_may_end_while
 
 
 def fetch_system() -> Path:
-    """Unpacks the Python of Debian for ARM that comes with this release; returns the interpreter."""
+    """Unpacks Debian's Python for ARM of the same release, and returns the interpreter."""
     found = sorted(SYSTEM.glob("usr/bin/python3.[0-9]*"))
     if found:
         return found[-1]

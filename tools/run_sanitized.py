@@ -1,11 +1,11 @@
 """Runs Python tests with the C extension compiled for a sanitizer: `run_sanitized.py address tests/engine -x`.
 
-The interpreter itself is not instrumented, so the sanitizer's runtime is preloaded; it sees what the extension does
-and, through malloc and memcpy, what others do with its memory. The sources are copied to build/sanitized, so that no
-test process, wherever it starts, loads another build of the extension.
+The interpreter itself is not instrumented, so the sanitizer's runtime is preloaded. The sanitizer sees what the
+extension does and, through malloc and memcpy, what other code does with its memory. The sources are copied to
+build/sanitized, so that no test process, wherever it starts, loads another build of the extension.
 
-Each process writes its sanitizer report to its own file. After the tests every such file counts as a failure, even of a
-process that a test kills or whose exit status it ignores.
+Each process writes its sanitizer report to its own file. After the tests every such file counts as a failure, even if a
+test kills the process or ignores its exit status.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CFLAGS = {
     "address": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer",
     "thread": "-O1 -g -fsanitize=thread -fno-omit-frame-pointer",
 }
-# Preloaded, too: the sanitizer intercepts C++ exceptions, so it must find the C++ runtime when it starts.
+# Also preloaded: the sanitizer intercepts C++ exceptions, so it must find the C++ runtime when it starts.
 RUNTIMES = {
     "address": ("libasan.so", "libubsan.so", "libstdc++.so.6"),
     "thread": ("libtsan.so", "libstdc++.so.6"),

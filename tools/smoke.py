@@ -1,4 +1,4 @@
-"""Tests an installation: two communicators in one process all-reduce. Run `python tools/smoke.py`."""
+"""Tests an installation: two communicators in one process all-reduce. Run it with `python tools/smoke.py`."""
 
 from __future__ import annotations
 

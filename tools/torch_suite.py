@@ -1,10 +1,10 @@
-"""Runs torch's own suite for backends of torch.distributed against zpccl, and prints how each of its tests ended.
+"""Runs torch's own suite for backends of torch.distributed against zpccl, and prints the result of each test.
 
     python tools/torch_suite.py                   all tests, on 8 ranks, which some of them need
-    python tools/torch_suite.py reduce broadcast  those with one of the words in their names
+    python tools/torch_suite.py reduce broadcast  tests with one of the words in their names
 
 The suite is `torch.testing._internal.distributed.distributed_test`, which torch's wheels contain. It needs the packages
-torch and expecttest. What a test prints goes to standard error. Exit status: 0, or 1 if a test failed.
+torch and expecttest. The output of tests goes to standard error. Exit status: 0, or 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common import print_table, say, whole
 
 
 def load_suite(ranks: int) -> type[unittest.TestCase]:
-    """The suite, for the backend of zpccl. It reads the environment while it is imported."""
+    """The suite, set up for the backend of zpccl. It reads the environment while it is imported."""
     os.environ.update(BACKEND="zpccl", WORLD_SIZE=str(ranks), TEMP_DIR=os.environ.get("TEMP_DIR", "/tmp"))
     import torch
     from torch.testing._internal.common_distributed import DistTestCases
@@ -31,21 +31,21 @@ def load_suite(ranks: int) -> type[unittest.TestCase]:
     import zpccl.torch  # noqa: F401, makes the backend known.
 
     torch.set_num_threads(1)
-    for feature in ("plugin", "ddp", "subgroup", "gpu", "cuda"):  # Those for a GPU are skipped where there is none.
+    for feature in ("plugin", "ddp", "subgroup", "gpu", "cuda"):  # Tests for a GPU are skipped if there is none.
         DistTestCases.backend_feature[feature].add("zpccl")
     DistTestCases.skip_collective["sendrecv anysource"].add("zpccl")
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
     def set_up(test: Any) -> None:
         TestDistBackend.setUp(test)
-        # A fork has torch imported already, which a spawned process would do for each test anew.
+        # A fork has torch imported already. A spawned process would import it anew for each test.
         test._start_processes(multiprocessing.get_context("fork").Process)
 
     return type("Suite", (TestDistBackend, DistributedTest._DistTestBase), {"setUp": set_up})
 
 
 class Outcomes(unittest.TestResult):
-    """Notes how each test ended."""
+    """Records the result of each test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Outcomes(unittest.TestResult):
         self._note(test, "passed")
 
     def addSkip(self, test: Any, reason: str) -> None:
-        """The suite says that the test is not for this backend or machine."""
+        """The suite skips the test for this backend or machine."""
         self._note(test, "not applicable", reason)
 
     def addFailure(self, test: Any, error: Any) -> None:
@@ -73,7 +73,7 @@ class Outcomes(unittest.TestResult):
         self.addFailure(test, error)
 
     def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
-        """A part of the test has ended: a failure is one of the test, of which nothing else is said then."""
+        """A part of the test has ended. If it failed, the test has failed, and unittest reports nothing else for it."""
         if error is not None:
             self.addFailure(test, error)
 

@@ -1,8 +1,8 @@
 """Child processes of the tools: workers that call methods on request, masters, peers of a run.
 
 Ownership: the tool's process owns every child, and ends remaining ones by their process id. A worker handles one
-    request at a time from its pipe, and ends when the pipe is closed; so no worker outlives the tool for long, however
-    the tool ends. Children ignore Ctrl-C; the tool handles it.
+request at a time from its pipe, and ends when the pipe is closed. So no worker outlives the tool for long, however the
+tool ends. Children ignore Ctrl-C; the tool handles it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         settings = (theirs, namespace, factory, arguments, keywords)
         self._process = context.Process(target=_serve, args=settings, daemon=True)
-        with without_interrupts():  # A child that reads half of its arguments would raise.
+        with without_interrupts():  # Otherwise a child that has read half of its arguments would raise.
             self._process.start()
         theirs.close()
 
@@ -132,13 +132,13 @@ class Worker:
         return self.result()
 
     def kill(self) -> int:
-        """SIGKILL, which is on its way at the time returned (nanoseconds of `time.monotonic_ns`)."""
+        """Sends SIGKILL. Returns the time of the signal (nanoseconds of `time.monotonic_ns`)."""
         now_ns = time.monotonic_ns()
         self._process.kill()
         return now_ns
 
     def close(self) -> None:
-        """Ends the child: it closes its object, or else is killed. May be called twice."""
+        """Ends the child: it closes its object, or is killed if it does not. May be called twice."""
         self.connection.close()
         self._process.join(END_TIMEOUT_S)
         if self._process.exitcode is None:
@@ -151,14 +151,14 @@ def start_fork_server(module: str) -> None:
 
     Python does not pass sys.path to the fork server, which silently ignores modules that it cannot import. Under
     ThreadSanitizer nothing is imported in advance: imports start threads, and it does not support a fork then. The
-    server and its children inherit that Ctrl-C is blocked: else it would end a server that is still importing.
+    server and its children inherit a blocked Ctrl-C; otherwise it would end a server that is still importing.
     """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
         if "libtsan" not in os.environ.get("LD_PRELOAD", ""):
             multiprocessing.get_context("forkserver").set_forkserver_preload([module])
-        resource_tracker.ensure_running()  # It lets Ctrl-C through again.
+        resource_tracker.ensure_running()  # It unblocks Ctrl-C again.
         with without_interrupts():
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
@@ -188,7 +188,7 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 @contextlib.contextmanager
 def ended_workers() -> Iterator[list[Worker]]:
-    """Yields an empty list; the workers appended to it are ended with the block."""
+    """Yields an empty list. The workers appended to it are ended at the end of the block."""
     workers: list[Worker] = []
     try:
         yield workers
@@ -209,7 +209,7 @@ def _serve(
     if namespace:
         try:
             enter(namespace)
-        except FileNotFoundError:  # The tool has ended meanwhile.
+        except FileNotFoundError:  # The tool has ended in the meantime.
             return
     held: Held | None = None
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -319,7 +319,7 @@ class Master:
             WorkerFailed: it did not start.
         """
         self._earlier_bytes = self._log.stat().st_size if self._log is not None and self._log.exists() else 0
-        with without_interrupts():  # Else it might run without being recorded here.
+        with without_interrupts():  # Otherwise it might run without being recorded here.
             self._process = self._hosts.run(self._number, self._begin)
         assert self._process.stdout is not None
         greeting = self._process.stdout.readline()
@@ -342,7 +342,7 @@ class Master:
             )
 
     def kill(self) -> int:
-        """SIGKILL, which is on its way at the time returned (nanoseconds of `time.monotonic_ns`). May be repeated."""
+        """Sends SIGKILL; may be repeated. Returns the time of the signal (nanoseconds of `time.monotonic_ns`)."""
         now_ns = time.monotonic_ns()
         if self._process is not None:
             self._process.kill()
@@ -356,7 +356,7 @@ class Master:
         return "" if self._log is None or not self._log.exists() else self._log.read_text(encoding="utf-8")
 
     def wait_for_log(self, text: str, timeout_s: float) -> None:
-        """Polls its log until a text appears that was logged since the last start.
+        """Polls its log until a text appears after the last start.
 
         Raises:
             WorkerFailed: the timeout expired.
@@ -368,7 +368,7 @@ class Master:
             time.sleep(LOG_INTERVAL_S)
 
     def terms(self) -> list[int]:
-        """The terms in which it has led, according to its log."""
+        """The terms in which it has led, from its log."""
         return [int(number) for number in re.findall(r"taking over the run.* in term (\d+)", self.log())]
 
 

@@ -1,4 +1,4 @@
-"""What zpccl doctor makes of the addresses of a host. The whole command: tests/e2e/test_doctor.py."""
+"""What zpccl doctor finds about the addresses of a host. tests/e2e/test_doctor.py tests the whole command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALONE = ("127.0.0.1:48149", "[::1]:48149")
     ],
 )
 def test_a_host_that_has_only_itself(candidates: tuple[str, ...], master: str, level: Level) -> None:
-    """That is enough to try a run on one host."""
+    """That is enough for a run on one host."""
     found = _judge_addresses(candidates, (master,))
     assert found.level is level and "127.0.0.1:48149 (lo)" in found.text
     assert bool(found.fix) is (level is not Level.OK)

@@ -25,7 +25,7 @@ def test_json_has_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_text_is_wrapped_and_commands_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command is there to be copied."""
+    """Users copy commands."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = as_table([GOOD, BAD]).splitlines()
     assert lines[0] == "NAT        OK       none"

@@ -50,7 +50,7 @@ def test_a_system_without_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Refusing(socket.socket):
-    """Of a kernel that does not let this process choose its congestion control."""
+    """A socket of a kernel that does not let this process choose the congestion control."""
 
     def setsockopt(self, *arguments: object) -> None:
         raise PermissionError

@@ -1,4 +1,4 @@
-"""zpccl keygen, and the options of zpccl-master about secrets."""
+"""zpccl keygen, and the secret options of zpccl-master."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_secret_goes_to_a_file_that_is_private(tmp_path: Path, capsys: pytest.
 def test_a_full_disk_leaves_no_file(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once there is room again the same command works."""
+    """Once the disk has room again, the same command works."""
     command = ["keygen", *arguments, "--out", str(tmp_path / "key")]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

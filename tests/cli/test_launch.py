@@ -35,7 +35,7 @@ def output_of(*arguments: str | Path) -> tuple[int, list[str]]:
 
 
 def lines_until(process: subprocess.Popen[str], pattern: str, count: int) -> Iterator[str]:
-    """The lines of a launcher, up to the one with which so many have matched."""
+    """The lines of a launcher, up to the one that completes `count` matches."""
     assert process.stdout is not None
     while count:
         line = process.stdout.readline()
@@ -61,7 +61,7 @@ def test_torch_finds_its_variables() -> None:
 
 
 def test_a_variable_that_is_empty_is_as_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master is started."""
+    """So the launcher starts a master."""
     monkeypatch.setenv("ZPCCL_MASTER", "")
     monkeypatch.setenv("ZPCCL_NAME", "")
     assert output_of("-n", "1", "--", "sh", "-c", "echo ${ZPCCL_MASTER%:*} $ZPCCL_NAME") == (0, ["[0] 127.0.0.1 peer0"])
@@ -86,7 +86,7 @@ def test_one_signal_ends_all(number: signal.Signals, status: int) -> None:
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == status
-    lines = [line for line in output.splitlines() if "Terminated" not in line]  # What bash says of its sleep.
+    lines = [line for line in output.splitlines() if "Terminated" not in line]  # bash reports the end of its sleep.
     assert sorted(lines) == [f"[{i}] interrupted" for i in range(3)]
 
 
@@ -102,7 +102,7 @@ def test_a_second_signal_kills_who_does_not_end() -> None:
 
 
 def test_chaos_kills_and_joins() -> None:
-    """Who joins has none of torch's variables: ranks are fixed."""
+    """A process that joins has none of torch's variables: ranks are fixed."""
     program = "echo as ${RANK:-none}; sleep 1000"
     with launch("-n", "2", "--chaos", "kill=0.2s,join=0.3s", "--", "sh", "-c", program) as process:
         for what in ("killed on purpose", " joins", " as none"):
@@ -122,7 +122,7 @@ def test_chaos_leaves_the_last_one_alone_and_ends_with_the_first_that_is_done(tm
 
 
 def test_who_joins_too_late_is_ended(tmp_path: Path) -> None:
-    """It would wait for ever for those that are done."""
+    """Otherwise it would wait for ever for processes that are done."""
     program = (
         f'[ "$RANK" ] || {{ touch {tmp_path}/go; exec sleep 1000; }}; until [ -e {tmp_path}/go ]; do sleep 0.02; done'
     )
@@ -137,7 +137,7 @@ def test_long_lines_are_cut() -> None:
 
 
 def test_what_nobody_reads_ends_all() -> None:
-    """L1: as in `zpccl launch ... | head -1`."""
+    """L1: as with `zpccl launch ... | head -1`."""
     program = "while true; do echo line; sleep 0.02; done"
     with launch("-n", "2", "--", "bash", "-c", program) as process:
         list(lines_until(process, "line", 1))
@@ -147,7 +147,7 @@ def test_what_nobody_reads_ends_all() -> None:
 
 
 def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: a process that a program has left behind, and that writes more quickly than the launcher reads."""
+    """L1: a program leaves a process behind, which writes more quickly than the launcher reads."""
     read = os.read
 
     def read_and_refill(descriptor: int, size: int) -> bytes:
@@ -163,7 +163,7 @@ def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pyt
 
 
 def test_the_end_of_the_terminal_ends_all() -> None:
-    """Programs are sessions of their own, so it does not reach them."""
+    """Programs have their own sessions, so it does not reach them."""
     with launch("-n", "2", "--", "bash", "-c", WAITS.format("HUP")) as process:
         list(lines_until(process, "ready", 2))
         process.send_signal(signal.SIGHUP)
@@ -178,7 +178,7 @@ def test_the_end_of_the_terminal_ends_all() -> None:
 def test_the_end_of_the_reader_or_terminal_is_no_second_signal(
     tmp_path: Path, number: signal.Signals, again: signal.Signals | None
 ) -> None:
-    """Ctrl-C ends `tee`, too, and a terminal that is closed ends with EIO, and signals by the kernel and the shell."""
+    """Ctrl-C also ends `tee`. A terminal that closes causes EIO, and signals from the kernel and the shell."""
     program = "trap 'echo ends; sleep 0.5; touch $0/$RANK; exit' INT HUP; echo ready; while true; do sleep 0.02; done"
     with launch("-n", "2", "--", "bash", "-c", program, str(tmp_path)) as process:
         list(lines_until(process, "ready", 2))

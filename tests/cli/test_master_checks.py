@@ -1,4 +1,4 @@
-"""What is made of what a master says. The asking itself: tests/e2e/test_doctor.py."""
+"""How answers of a master are interpreted. tests/e2e/test_doctor.py tests the questions themselves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_an_answer() -> None:
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64])
 def test_a_name_that_is_none(name: str) -> None:
-    """Which is known at once."""
+    """The check knows so at once."""
     begin_ns = time.monotonic_ns()
     assert "no valid host name" in ask(f"{name}:48148", None, None, 0).reason
     assert time.monotonic_ns() - begin_ns < limits.CHECK_TIMEOUT_NS
@@ -68,7 +68,7 @@ def test_nat() -> None:
 
 
 def test_an_address_that_the_master_does_not_see() -> None:
-    """It dials no other than it sees."""
+    """The master dials only the address that it sees."""
     found = judged(changed(has_dialled_back=False), advertise="198.51.100.1:48149")
     assert found["data port"].level is Level.WARNING and "not tried" in found["data port"].text
 

@@ -1,4 +1,4 @@
-"""The zpccl command, where its output cannot be written."""
+"""The zpccl command when its output cannot be written."""
 
 from __future__ import annotations
 

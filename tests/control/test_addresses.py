@@ -1,4 +1,4 @@
-"""Addresses as text, and where to listen."""
+"""Addresses as text, and the addresses at which to listen."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_first_free_port_is_taken() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid", "a..b"])
 def test_hosts_that_are_not_ours(host: str) -> None:
-    """RFC 5737: nobody has an address of 192.0.2.0/24 but by mistake."""
+    """RFC 5737: only by mistake does a host have an address of 192.0.2.0/24."""
     with pytest.raises(InvalidArgument, match="cannot listen"):
         listen_on_first_free(host, range(48149, 48151))
 
@@ -135,7 +135,7 @@ def test_the_address_towards_the_master_comes_first_and_bridges_last(
 
 
 def test_a_listener_of_ipv4_has_no_other_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody answers, though it is the one from which packets to the master go out."""
+    """Nobody answers at the other address, though packets to the master leave from it."""
     found = [("eth0", "10.1.2.3"), ("eth0", "2001:db8::1"), ("lo", "127.0.0.1")]
     monkeypatch.setattr(addresses, "interface_addresses", lambda: found)
     monkeypatch.setattr(addresses, "source_towards", lambda _: "2001:db8::1")
@@ -154,6 +154,6 @@ def test_advertised_addresses() -> None:
     assert advertised_address("h", 5) == "h:5"
     assert advertised_address("h:6", 5) == "h:6"
     assert advertised_address("[::1]", 5) == advertised_address("::1", 5) == "[::1]:5"
-    for text in ("a b", "h:", ":5", "h:70000", "h" * limits.ADDRESS_CHARS_MAX):  # With its port, that is too long.
+    for text in ("a b", "h:", ":5", "h:70000", "h" * limits.ADDRESS_CHARS_MAX):  # The last is too long with its port.
         with pytest.raises(InvalidArgument, match="advertise"):
             advertised_address(text, 5)

@@ -1,4 +1,4 @@
-"""Links for which both ends dial: one set of connections, whoever is quicker, and the same one at both ends."""
+"""Links for which both ends dial: both ends keep the same set of connections, whichever end is quicker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def brokers(
 
 
 class Far:
-    """A peer whose part of the handshake a test plays by hand: it is dialled by a broker, and it dials."""
+    """A peer whose part of the handshake a test plays by hand: a broker dials it, and it dials the broker."""
 
     def __init__(self, name: str) -> None:
         self.peer_id = name.encode().ljust(16, b".")
@@ -71,7 +71,7 @@ def far(name: str) -> Iterator[Far]:
 
 @contextlib.contextmanager
 def committed(broker: Broker, peer: Far) -> Iterator[tuple[socket.socket, Transcript]]:
-    """A connection that a broker dials, and that it has committed."""
+    """A connection that a broker has dialled and committed."""
     peer.be_dialled(broker)
     connection, transcript = peer.accept()
     with connection:
@@ -80,7 +80,7 @@ def committed(broker: Broker, peer: Far) -> Iterator[tuple[socket.socket, Transc
 
 
 def end_of(connection: socket.socket) -> bytes:
-    """What comes before the end of a connection."""
+    """The bytes before the end of a connection."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(1024):
@@ -92,7 +92,7 @@ def end_of(connection: socket.socket) -> bytes:
     "how", [{}, {"local": True}, {"ciphers": (Cipher.PLAIN,)}, {"ciphers": tuple(available())}], ids=str
 )
 def test_both_dial_at_the_same_time_and_agree(how: dict[str, Any]) -> None:
-    """L2: each end gets one link, of the same connections, whoever's they are."""
+    """L2: each end gets one link, of the same connections, whichever end dialled them."""
     for number in range(ROUNDS):
         with brokers("one", "other", connections=1 + number % 5, **how) as (one, other):
             together = threading.Barrier(2)
@@ -119,7 +119,7 @@ def test_both_dial_at_the_same_time_and_agree(how: dict[str, Any]) -> None:
 
 
 def test_the_end_that_cannot_be_dialled_dials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2: a peer behind NAT registered first, so the other one dials first, in vain."""
+    """L2: a peer behind NAT registered first. So the other one dials first, in vain."""
     with brokers("one", "other") as (one, other):
         other.meet(one, "127.0.0.1:1", dial=True)
         one.meet(other)
@@ -140,7 +140,7 @@ def test_the_second_end_does_not_dial_while_the_first_is_at_it() -> None:
 
 
 def test_the_greater_id_takes_what_it_has_committed() -> None:
-    """The other end's connections wait, and are closed when READY has come."""
+    """The other end's connections wait, and are closed when READY has arrived."""
     with (
         far("a") as a,
         brokers("b", connections=1) as (b,),
@@ -177,7 +177,7 @@ def test_the_greater_id_gives_its_own_dial_up_if_it_has_not_committed() -> None:
 
 
 def test_the_smaller_id_takes_what_the_other_commits() -> None:
-    """Also if its own connections are committed, and the other end has not answered."""
+    """It does so even if its own connections are committed and the other end has not answered."""
     with (
         far("z") as z,
         brokers("b", connections=1) as (b,),
@@ -190,7 +190,7 @@ def test_the_smaller_id_takes_what_the_other_commits() -> None:
 
 
 def test_a_link_that_is_there_is_not_dialled() -> None:
-    """The other end's may be complete while the order to dial is under way."""
+    """The other end's link may be complete while the order to dial is on its way."""
     with brokers("one", "other", connections=1) as (one, other):
         other.meet(one)
         one.meet(other, dial=True)
@@ -203,7 +203,7 @@ def test_a_link_that_is_there_is_not_dialled() -> None:
 
 
 def opened_together(peer: Far, broker: Broker) -> tuple[socket.socket, Transcript]:
-    """The connection that a broker dials from its own port, with the HELLO of it; others are not answered."""
+    """The connection that a broker dials from its own port, with its HELLO. The test does not answer others."""
     broker.broker.open(Neighbour(peer.peer_id, "far", ("127.0.0.1:1", peer.address), dial=True))
     others = []
     while True:
@@ -240,7 +240,7 @@ def test_the_smaller_id_accepts_what_it_has_dialled() -> None:
 
 
 def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:
-    """The other end's SYN was late, and its listener took ours."""
+    """The other end's SYN came late, and its listener accepted our connection."""
     with far("z") as z, brokers("b", connections=4) as (b,):
         connection, transcript = opened_together(z, b)
         with connection:
@@ -251,7 +251,7 @@ def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:
 
 
 def test_a_peer_that_dials_itself_notices() -> None:
-    """An address of another peer may lead to the own host."""
+    """The address of another peer may lead to this host itself."""
     with brokers("a", "b") as (a, b):
         for broker in (a, b):
             broker.broker.open(Neighbour(b"c" * 16, "c", ("127.0.0.1:1", broker.address), dial=True))

@@ -1,4 +1,4 @@
-"""How many connections a link gets by itself."""
+"""The number of connections that a link gets by default."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def test_by_the_congestion_control_far_away(round_trip_ms: int, name: str, count
 
 
 def carried(mbit: float, round_trip_ms: float, *, seconds: float = 10, is_limited: bool = True) -> PathSample:
-    """What a path with this rate has carried."""
+    """A sample of a path with this rate."""
     sent_bytes, busy_us = int(mbit * 125_000 * seconds), int(seconds * 1_000_000)
     return PathSample(b"p" * 16, sent_bytes, busy_us, int(round_trip_ms * 1000), is_limited)
 
 
 FULL = limits.SECOND
-"""Time in the queues of a path that carries no more."""
+"""Time in the queues of a path that is full."""
 
 
 def settled(path: PathSample, congestion_control: str) -> int:
-    """How many of 64 connections are used in the end."""
+    """How many of 64 connections are still in use in the end."""
     used = 64
     for _ in range(10):
         used = senders_for(path, FULL, used, 64, congestion_control)
@@ -53,11 +53,11 @@ def settled(path: PathSample, congestion_control: str) -> int:
     ("mbit", "round_trip_ms", "bbr", "cubic"),
     [
         (1000, 100, 64, 64),
-        (130, 100, 25, 64),  # What one connection with BBR carries where 0.1 % is lost.
+        (130, 100, 25, 64),  # Carried by one connection with BBR if 0.1 % is lost.
         (8, 40, 1, 5),
         (3, 40, 1, 2),
         (0.1, 300, 1, 1),
-        (1000, 0.2, 20, 64),  # Near by, there are 4.
+        (1000, 0.2, 20, 64),  # A near link has 4.
         (30, 0.2, 1, 5),
     ],
 )
@@ -69,8 +69,8 @@ def test_slow_paths_are_not_sent_on_by_all_connections(mbit: float, round_trip_m
 @pytest.mark.parametrize(
     ("path", "senders"),
     [
-        (carried(8, 40), 16),  # To a quarter at most.
-        (carried(8, 40, seconds=0.7), 64),  # After 20 round trips at the earliest.
+        (carried(8, 40), 16),  # At most to a quarter.
+        (carried(8, 40, seconds=0.7), 64),  # At the earliest after 20 round trips.
         (carried(8, 40, is_limited=False), 64),  # It has waited for bytes.
     ],
 )
@@ -85,7 +85,7 @@ def test_all_are_back_at_once(path: PathSample) -> None:
 
 @pytest.mark.parametrize(("name", "segments"), [("bbr", 100), ("cubic", 6), ("cubic", 12), ("cubic", 39)])
 def test_lost_packets_alone_leave_no_connection_out(name: str, segments: int) -> None:
-    """So much do they have under way over 100 ms, CUBIC with losses of 4, 1 and 0.1 %. One connection grows to all."""
+    """The bytes in flight over 100 ms with CUBIC and losses of 4, 1 and 0.1 %. One connection grows to all."""
     used = 1
     for _ in range(100):
         used = senders_for(carried(used * segments * 1448 * 8 / 100_000, 100), FULL, used, 64, name)
@@ -93,7 +93,7 @@ def test_lost_packets_alone_leave_no_connection_out(name: str, segments: int) ->
 
 
 LOSSY = carried(64 * 39 * 1448 * 8 / 100_000, 100)
-"""What 64 connections with CUBIC carry over 100 ms with 0.1 % loss."""
+"""The rate of 64 connections with CUBIC over 100 ms with 0.1 % loss."""
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ LOSSY = carried(64 * 39 * 1448 * 8 / 100_000, 100)
     [
         (LOSSY, 10_000, 64, 128),
         (LOSSY, 25_001, 64, 64),  # The path is full.
-        (LOSSY, 10_000, 63, 64),  # Not all have been used.
-        (carried(290, 100, seconds=1.9), 10_000, 64, 64),  # After 20 round trips at the earliest.
+        (LOSSY, 10_000, 63, 64),  # Some connections have not been used.
+        (carried(290, 100, seconds=1.9), 10_000, 64, 64),  # At the earliest after 20 round trips.
         (carried(290, 100, is_limited=False), 10_000, 64, 64),  # It has waited for bytes.
         (carried(60, 100), 10_000, 64, 92),
-        (carried(580, 100), 90_000, 128, 128),  # Those that it has got stay, though the path is full with them.
+        (carried(580, 100), 90_000, 128, 128),  # Added connections stay, even if they fill the path.
         (carried(8, 40), 90_000, 128, 32),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_link_gets_more_where_losses_are_the_limit(path: PathSample, queued_us
 
 @pytest.mark.parametrize(("count", "name"), [(4, "cubic"), (16, "bbr"), (63, "cubic")])
 def test_other_links_get_no_more(count: int, name: str) -> None:
-    """Near by, with BBR, and where the user has named a number, but for 64 of them."""
+    """These are near links, links with BBR, and links for which the user named a number other than 64."""
     assert places_for(count) == count == senders_for(LOSSY, 0, count, count, name)
 
 
@@ -145,7 +145,7 @@ def test_the_congestion_control_is_that_of_the_socket() -> None:
 
 
 class FarConnection:
-    """Stands for a connection with this round-trip time and congestion control, which may be chosen or not."""
+    """Replaces a connection with these properties. `is_allowed`: the process may choose the congestion control."""
 
     def __init__(self, round_trip_ms: int, name: str, is_allowed: bool) -> None:
         self.round_trip_us, self.name, self.is_allowed = round_trip_ms * 1000, name, is_allowed

@@ -1,4 +1,4 @@
-"""A master dials back (S7, B1): only whoever listens learns that its port is open."""
+"""A master dials back (S7, B1): only the process that listens at a port learns that it is open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def port_of(listener: socket.socket) -> int:
 
 
 def serve_next(dials: DialBacks, now_ns: int = 0) -> None:
-    """Serves when something has happened."""
+    """Serves after the next event."""
     assert select.select([dials.fileno()], [], [], HANG_SECONDS)[0], "nothing happens"
     dials.serve(now_ns)
 
@@ -56,7 +56,7 @@ def test_who_shows_half_of_the_token_gets_the_other(dials: DialBacks, listener: 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-", b"", HALF[:-1], REST])
 def test_other_programs_are_told_nothing(dials: DialBacks, listener: socket.socket, said: bytes) -> None:
-    """S7: the master is not used to talk to others."""
+    """S7: nobody can use the master to talk to other programs."""
     dials.dial(HOST, port_of(listener), TOKEN, 0)
     visitor, _ = listener.accept()
     with visitor:
@@ -81,7 +81,7 @@ def test_who_says_nothing_is_left_in_time(dials: DialBacks, listener: socket.soc
 
 
 def test_an_address_is_dialled_once_in_a_while(dials: DialBacks, listener: socket.socket) -> None:
-    """S7: a stranger cannot try one port after the other, refused or not."""
+    """S7: a stranger cannot try one port after the other, whether or not it is refused."""
     with socket.create_server((HOST, 0)) as closed:
         port = port_of(closed)
     assert dials.dial(HOST, port, TOKEN, 0)

@@ -1,4 +1,4 @@
-"""Whether data is encrypted: every wish on every machine."""
+"""Whether data is encrypted, for every setting on every machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_a_secret_nothing_is(encrypt: bool | None) -> None:
 
 
 def test_a_secret_needs_pynacl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where nobody wants encryption. The error says what to install, and how to do without."""
+    """Not if nobody wants encryption. The error names the package to install, and the way to do without it."""
     has(monkeypatch)
     with pytest.raises(InvalidArgument, match=r"zpccl\[secure\].*encrypt=False"):
         zpccl.Communicator("127.0.0.1:1", secret=new_secret())

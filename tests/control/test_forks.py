@@ -1,4 +1,4 @@
-"""What a forked child closes."""
+"""Descriptors that a forked child closes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zpccl.control.inflow import Duplicates
 
 
 def test_a_number_that_is_another_file_by_now_is_left_alone() -> None:
-    """libzmq closes its descriptors at any moment, and the next file gets the same number."""
+    """libzmq may close its descriptors at any moment, and the next file gets the same number."""
     number, other = os.open(os.devnull, os.O_RDONLY), os.open("/", os.O_RDONLY)
     one, gone = Descriptor(number), Descriptor(number)
     assert (one.detach(), one.detach()) == (number, -1)
@@ -27,7 +27,7 @@ def test_a_number_that_is_another_file_by_now_is_left_alone() -> None:
 
 
 def test_a_duplicate_of_a_connection_is_closed() -> None:
-    """L3: a child may be forked while the master shuts a connection down, or learns of it."""
+    """L3: a child may be forked while the master shuts a connection down, or before it learns of it."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname(), HANG_SECONDS) as theirs,

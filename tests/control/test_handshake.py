@@ -1,4 +1,4 @@
-"""The handshake of a data connection: its messages as bytes, and who can make which proof."""
+"""The handshake of a data connection: its messages as bytes, and which key can make which proof."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_signals_of_others() -> None:
 
 @given(st.integers(0, HELLO_BYTES - 1), st.integers(1, 255))
 def test_no_byte_of_a_hello_can_be_changed(place: int, difference: int) -> None:
-    """S7: nor by somebody who does not know the key."""
+    """S7: not by an attacker without the key, either."""
     data = bytearray(HELLO.encode(KEY))
     check_hello(bytes(data), KEY)
     data[place] ^= difference
@@ -119,7 +119,7 @@ OTHER_HELLOS = [
 
 @pytest.mark.parametrize("other", OTHER_HELLOS)
 def test_a_proof_is_good_for_one_connection_only(other: LinkHello) -> None:
-    """S7: bound to the run, both peers, the link and the place in it."""
+    """S7: a proof is bound to the run, both peers, the link and the connection's number in it."""
     with pytest.raises(AuthenticationError):
         accepted(other, Transcript(HELLO, NONCE, KEY).encode(Signal.ACCEPT), KEY)
     with pytest.raises(AuthenticationError):
@@ -160,7 +160,7 @@ def test_any_bytes_in_place_of_a_signal(data: bytes) -> None:
 
 @pytest.mark.parametrize("other", OTHER_HELLOS)
 def test_keys_are_of_one_connection_only(other: LinkHello) -> None:
-    """And of the two fresh shares, the nonce and the key of the link."""
+    """They also depend on the two fresh shares, the nonce and the key of the link."""
     hello = dataclasses.replace(HELLO, offers=1 << BEST, share=public_share(b"d" * 32))
     if other.share == NO_SHARE:
         other = dataclasses.replace(other, share=hello.share)
@@ -190,7 +190,7 @@ def test_both_sides_derive_the_same_keys() -> None:
 
 
 def test_a_cipher_that_was_not_offered_is_refused() -> None:
-    """Also one that this version does not know."""
+    """This includes a cipher that this version does not know."""
     hello = dataclasses.replace(HELLO, offers=1 << Cipher.PLAIN | 1 << 7)
     said = bytearray(Transcript(hello, NONCE, KEY, BEST).encode(Signal.ACCEPT))
     for cipher in (BEST, 7, 255):

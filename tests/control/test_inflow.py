@@ -23,7 +23,7 @@ START_NS = 10**12
 
 
 class Bench:
-    """A listener whose accepted connections an Inflow guards, as those of libzmq."""
+    """A listener. An Inflow guards its accepted connections, as it guards those of libzmq."""
 
     def __init__(self) -> None:
         self.stack = contextlib.ExitStack()
@@ -49,7 +49,7 @@ class Bench:
         return pair
 
     def accept(self) -> Pair:
-        """A connection of which the guard does not know yet."""
+        """A connection that the guard does not know yet."""
         theirs = self.stack.enter_context(socket.create_connection(self.listener.getsockname(), HANG_SECONDS))
         ours = self.stack.enter_context(self.listener.accept()[0])
         return Pair(theirs, ours)
@@ -66,7 +66,7 @@ class Pair:
         self.theirs, self.ours = theirs, ours
 
     def say(self, size: int) -> None:
-        """Sends so many bytes and reads them, as libzmq does."""
+        """Sends `size` bytes and reads them, as libzmq does."""
         for begin in range(0, size, 1 << 16):
             piece = min(1 << 16, size - begin)
             self.theirs.sendall(bytes(piece))
@@ -121,7 +121,7 @@ def test_what_was_delivered_is_held_no_more(bench: Bench, standing: Standing, by
 
 
 def test_heartbeats_are_no_part_of_messages(bench: Bench) -> None:
-    """For ever: a member that talks is never shut down for them."""
+    """This holds for ever: a member that sends is never shut down for its heartbeats."""
     pair = bench.connect(b"a", Standing.MEMBER)
     beat = limits.HEARTBEAT_BYTES_PER_SECOND_MAX
     hours = 2 * limits.MEMBER_BYTES_MAX // (3600 * beat)
@@ -137,7 +137,7 @@ def test_heartbeats_are_no_part_of_messages(bench: Bench) -> None:
 
 
 def test_heartbeats_are_only_so_many(bench: Bench) -> None:
-    """Messages between them do not make a flood harmless."""
+    """Messages between heartbeats do not make a flood harmless."""
     pair = bench.connect(b"a", Standing.MEMBER)
     count = 0
     while not pair.is_cut():
@@ -152,7 +152,7 @@ def test_heartbeats_are_only_so_many(bench: Bench) -> None:
 
 
 def test_a_message_that_had_waited_says_nothing_of_what_came_after_it(bench: Bench) -> None:
-    """The socket was not empty: the bytes that were there may be parts of a message that is not complete."""
+    """The socket was not empty: its bytes may belong to a message that is not complete."""
     pair = bench.connect(b"a", Standing.MEMBER)
     pair.say(100 + 4096)
     bench.look()
@@ -197,7 +197,7 @@ def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strangers_do_not_keep_the_last_descriptors(bench: Bench) -> None:
-    """Whoever comes while all are in use is known, and goes after a while, as who was there before."""
+    """A connection that comes while all descriptors are in use is recorded, and later ends like earlier ones."""
     before, last = bench.connect(), bench.accept()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(free := os.dup(0))
@@ -213,7 +213,7 @@ def test_strangers_do_not_keep_the_last_descriptors(bench: Bench) -> None:
 
 
 def test_strangers_together_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: the ones that hold most go, as many as it takes."""
+    """B1: the connections that hold most end first, as many as necessary."""
     monkeypatch.setattr(limits, "OUTSIDERS_BYTES_MAX", 10_000)
     pairs = [bench.connect() for _ in range(4)]
     for pair, size in zip(pairs, (3000, 1000, 6000, 4000), strict=True):
@@ -228,7 +228,7 @@ def test_who_does_not_read(bench: Bench) -> None:
     pair.ours.setblocking(False)
     data = bytes(size)
     sent = waiting = 0
-    while bench.inflow.may_send(b"a", size):  # libzmq writes what the kernel takes and keeps the rest.
+    while bench.inflow.may_send(b"a", size):  # libzmq writes what the kernel accepts, and keeps the rest.
         waiting += size
         with contextlib.suppress(BlockingIOError):
             while waiting:
@@ -242,7 +242,7 @@ def test_who_does_not_read(bench: Bench) -> None:
 
 
 def test_acknowledged_heartbeats_make_no_room_for_messages(bench: Bench) -> None:
-    """B1: of those that have gone to it for days nobody keeps an account."""
+    """B1: nobody counts heartbeats that went to the connection for days."""
     pair = bench.connect(b"a", Standing.PENDING)
     beats = bytes(2 * limits.OUTSIDER_UNSENT_BYTES_MAX)
     for begin in range(0, len(beats), 1 << 16):
@@ -257,7 +257,7 @@ def test_acknowledged_heartbeats_make_no_room_for_messages(bench: Bench) -> None
 
 
 def test_the_descriptor_of_another_file_is_left_alone(bench: Bench) -> None:
-    """libzmq closes its descriptors when it likes, and the number may be anybody's next."""
+    """libzmq closes its descriptors at any time, and another file may get the number next."""
     pair = bench.connect()
     pair.say(limits.STRANGER_BYTES_MAX + 1)
     ours, theirs = socket.socketpair()
@@ -270,12 +270,12 @@ def test_the_descriptor_of_another_file_is_left_alone(bench: Bench) -> None:
             theirs.recv(1)
         ours.send(b"x")
         assert theirs.recv(1) == b"x"
-        bench.inflow.opened(number, bench.now_ns)  # Not accepted at the master's port.
+        bench.inflow.opened(number, bench.now_ns)  # It was not accepted at the master's port.
         assert bench.inflow.deadline_ns() is None
 
 
 def test_what_is_left_of_a_connection_is_known_until_the_socket_is_empty(bench: Bench) -> None:
-    """Shut down before its first message was taken, or after."""
+    """This holds if the connection is shut down before its first message is read, and after that."""
     unnamed, named = bench.connect(), bench.connect(b"named")
     for pair in (unnamed, named):
         pair.say(limits.STRANGER_BYTES_MAX + 1)
@@ -290,14 +290,14 @@ def test_what_is_left_of_a_connection_is_known_until_the_socket_is_empty(bench: 
 
 
 def close_strangers(bench: Bench, count: int) -> None:
-    """Each time another descriptor: it is too late to ask the kernel about them."""
+    """Each connection has another descriptor: it is too late to ask the kernel about them."""
     for descriptor in range(1000, 1000 + count):
         bench.inflow.opened(descriptor, bench.now_ns)
         bench.inflow.closed(descriptor)
 
 
 def test_what_closed_strangers_have_left_is_read_before_others_come(bench: Bench) -> None:
-    """B1: nobody knows what libzmq holds of them. Who is connected stays so."""
+    """B1: nobody knows how much libzmq holds for them. Connected peers stay connected."""
     bench.inflow.listening(bench.listener.fileno())
     stays, goes = bench.connect(), bench.connect()
     close_strangers(bench, limits.CLOSED_STRANGERS_MAX)
@@ -333,7 +333,7 @@ def test_members_that_lose_their_connections_keep_nobody_out(bench: Bench) -> No
 
 
 def test_the_port_is_left_alone_where_its_descriptor_is_another_socket_s(bench: Bench) -> None:
-    """libzmq has closed it, and the next socket has its number."""
+    """libzmq has closed the port, and the next socket has its number."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.inflow.listening(number := listener.fileno())
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -1,4 +1,4 @@
-"""Secrets, keys and allow lists: what is accepted, from where, and that nothing of a secret shows."""
+"""Secrets, keys and allow lists: which are accepted from where, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_no_secret_is_refused_unsaid(wrong: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "  ", 5, b"zps_"])
 def test_an_empty_secret_is_a_mistake(wrong: Any) -> None:
-    """Else `ZPCCL_SECRET=$(cat wrong/path)` would quietly let everybody in."""
+    """Otherwise `ZPCCL_SECRET=$(cat wrong/path)` would silently let everybody in."""
     with pytest.raises(InvalidArgument, match="secret="):
         master_keys(wrong)
 
@@ -112,7 +112,7 @@ def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest
 def test_a_credential_of_systemd_is_not_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its access list lets the service alone read it; the mask of that is where the rights of the group are."""
+    """Its access list lets only the service read it; the mask of that list takes the place of the group's rights."""
     file = tmp_path / "run.secret"
     file.write_text(new_secret())
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))

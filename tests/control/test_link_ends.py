@@ -1,4 +1,4 @@
-"""Which way a link takes."""
+"""The interface that a link uses."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_a_broken_connection() -> None:
 
 
 def test_an_address_that_no_interface_has() -> None:
-    assert interface_of("192.0.2.77") == ""  # RFC 5737: nobody's address.
+    assert interface_of("192.0.2.77") == ""  # RFC 5737: no host has this address.

@@ -1,4 +1,4 @@
-"""Link brokers of one process, and what strangers do to them."""
+"""Link brokers in one process, and attacks of strangers on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pair() -> Iterator[tuple[Broker, Broker]]:
 
 
 def talk(link: list[socket.socket], other: list[socket.socket]) -> None:
-    """Each connection is the same at both ends, and nothing of the handshake is left."""
+    """Checks that each connection is the same at both ends, and that no byte of the handshake is left."""
     assert len(link) == len(other)
     for index, connection in enumerate(link):
         connection.setblocking(True)
@@ -39,7 +39,7 @@ def talk(link: list[socket.socket], other: list[socket.socket]) -> None:
 
 @pytest.mark.parametrize("dialler_first", [True, False])
 def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, Broker], dialler_first: bool) -> None:
-    """Either side may hear of the other first."""
+    """Either side may hear of the other one first."""
     one, other = pair
     for broker in (one, other) if dialler_first else (other, one):
         broker.meet(other if broker is one else one, dial=broker is one)
@@ -54,7 +54,7 @@ def test_a_link_has_the_connections_that_the_dialler_wants(pair: tuple[Broker, B
 def test_the_dialler_chooses_by_round_trip_and_congestion_control(
     monkeypatch: pytest.MonkeyPatch, round_trip_ms: int, name: str, count: int
 ) -> None:
-    """Both ends get the same number, where the dialler's user named none; what the acceptor's named is not asked."""
+    """Both ends get the same number if the dialler's user named none. The acceptor's user is not asked."""
     monkeypatch.setattr("zpccl.control.dialling.round_trip_ns", lambda _: round_trip_ms * limits.MS)
     monkeypatch.setattr("zpccl.control.dialling.congestion_control", lambda _: name)
     one, other = Broker("one", 0), Broker("other", 5)
@@ -90,7 +90,7 @@ def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]
 
 
 def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch, pair: tuple[Broker, Broker]) -> None:
-    """The first is mostly one of IPv6, which may lead nowhere. What came of each is told."""
+    """The first one is mostly an IPv6 address, which may lead nowhere. The error reports the result of each."""
     one, other = pair
     ask = socket.getaddrinfo
 
@@ -130,7 +130,7 @@ def test_another_run_is_refused(pair: tuple[Broker, Broker]) -> None:
 
 
 def test_a_link_of_which_one_connection_breaks_is_none(pair: tuple[Broker, Broker]) -> None:
-    """Its others are closed too, and the next try works."""
+    """The other connections are closed too, and the next try works."""
     one, other = pair
     other.meet(one)
     with raw(other.address) as first, raw(other.address) as second:
@@ -145,7 +145,7 @@ def test_a_link_of_which_one_connection_breaks_is_none(pair: tuple[Broker, Broke
 def test_a_lack_of_descriptors_does_not_fill_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pair: tuple[Broker, Broker]
 ) -> None:
-    """It may last for days, and whoever connects can bring it about."""
+    """It may last for days, and any client can cause it."""
     one, other = pair
     accept, tries = socket.socket.accept, list[int]()
 
@@ -165,7 +165,7 @@ def test_a_lack_of_descriptors_does_not_fill_the_log(
 
 
 def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> None:
-    """Warnings about sockets that were not closed are errors here."""
+    """Here a warning about an unclosed socket is an error."""
     for _ in range(20):
         one, other = Broker("a", 8), Broker("b", 8)
         other.meet(one)
@@ -191,7 +191,7 @@ def test_a_link_that_is_not_wanted_any_more_is_not_dialled(pair: tuple[Broker, B
 def test_a_hello_that_was_too_early_for_too_long_spoils_no_later_one(
     pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of the same sender wait until this peer hears of it. The time of the first one is up before."""
+    """Two of the same sender wait until this peer hears of it. The time of the first one ends before that."""
     one, other = pair
     monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", 1)
     hello = LinkHello(RUN, one.peer_id, other.peer_id, b"m" * 16, 0, 1)
@@ -209,7 +209,7 @@ def test_a_hello_that_was_too_early_for_too_long_spoils_no_later_one(
 
 
 def test_silent_connections_do_not_keep_a_neighbour_out(pair: tuple[Broker, Broker]) -> None:
-    """B2: as many as there may be handshakes, from its own address."""
+    """B2: the maximum number of handshakes, from its own address."""
     one, other = pair
     other.meet(one)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Connections that take the place of lost ones: who may dial them, where, and how often it is tried."""
+"""Connections that replace lost ones: who may dial them, when, and how often they are tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 3
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Broker, Broker]]:
-    """The first has dialled a link to the second."""
+    """The first broker has dialled a link to the second."""
     one, other = Broker("one", COUNT), Broker("other", COUNT)
     other.meet(one)
     one.meet(other, dial=True)
@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[Broker, Broker]]:
 
 
 def test_the_acceptor_has_it_first(pair: tuple[Broker, Broker]) -> None:
-    """The dialler gets it once the acceptor's data plane has sent the end of the handshake."""
+    """The dialler gets it after the acceptor's data plane has sent the end of the handshake."""
     one, other = pair
     one.broker.redial(other.peer_id, 1, 2, 0)
     theirs = other.connection()
@@ -48,7 +48,7 @@ def test_the_acceptor_has_it_first(pair: tuple[Broker, Broker]) -> None:
 
 
 def test_it_is_dialled_until_it_is_taken(pair: tuple[Broker, Broker]) -> None:
-    """Each try has a generation of its own, above what was there and what was tried."""
+    """Each try has its own generation, above those of earlier connections and earlier tries."""
     one, other = pair
     one.broker.redial(other.peer_id, 1, 0, 7)
     for generation in (8, 9):
@@ -79,7 +79,7 @@ def test_a_place_that_was_never_used_is_not_dialled_for_ever(
 
 
 def test_a_place_that_was_never_used_is_dialled_once(pair: tuple[Broker, Broker]) -> None:
-    """Who asks again may not have taken the connection that is there by now: the place would stay taken."""
+    """The end that asks again may not have taken the present connection yet: its place would stay taken."""
     one, other = pair
     one.broker.redial(other.peer_id, 1, 70, -1)
     theirs = other.connection()
@@ -93,14 +93,14 @@ def test_a_place_that_was_never_used_is_dialled_once(pair: tuple[Broker, Broker]
 def test_only_the_dialler_of_the_link_dials_again(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
     other.broker.redial(one.peer_id, 1, 0, 0)
-    one.broker.redial(other.peer_id, 2, 1, 0)  # A link that it has not.
+    one.broker.redial(other.peer_id, 2, 1, 0)  # This broker has no such link.
     one.broker.redial(other.peer_id, 1, 2, 0)
     assert other.connection().index == 2
     assert one.added.empty() and other.added.empty()
 
 
 def added(sender: Broker, receiver: Broker, nonce: bytes) -> bool:
-    """Whether a hand-made handshake of an added connection gets through."""
+    """True if a hand-made handshake of an added connection succeeds."""
     hello = LinkHello(RUN, sender.peer_id, receiver.peer_id, nonce, 1, limits.LINK_CONNECTIONS_MAX, generation=5)
     with raw(receiver.address) as connection:
         shake_hands(connection, hello)
@@ -110,7 +110,7 @@ def added(sender: Broker, receiver: Broker, nonce: bytes) -> bool:
 
 
 def test_a_connection_of_no_open_link_is_refused(pair: tuple[Broker, Broker]) -> None:
-    """S4: another link's, that of a link that the receiver dialled itself, and one of a link that was lost."""
+    """S4: it is of another link, of one that the receiver itself dialled, or of a lost one."""
     one, other = pair
     for broker in pair:
         broker.broker.lose_link(other.peer_id if broker is one else one.peer_id, 1)
@@ -137,7 +137,7 @@ def test_a_link_that_is_lost_is_not_dialled_into(pair: tuple[Broker, Broker]) ->
     other.link()
     one.broker.redial(other.peer_id, 1, 1, 0)
     one.broker.redial(other.peer_id, 2, 2, 0)
-    while (new := other.connection()).number == 1:  # A try that was on its way.
+    while (new := other.connection()).number == 1:  # A try that was still on its way.
         assert new.index == 0
     assert (new.number, new.index) == (2, 2)
 
@@ -146,9 +146,9 @@ def test_a_link_that_is_lost_is_not_dialled_into(pair: tuple[Broker, Broker]) ->
 def test_a_dial_that_fails_as_it_is_cancelled_is_the_last(
     pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """L1: who has died refuses connections at the moment when its link is lost; and close() waits for all dials.
+    """L1: a dead peer refuses connections at the moment when its link is lost, and close() waits for all dials.
 
-    Up to Python 3.11 `asyncio.wait_for` raises the failure then, and loses that it was cancelled.
+    Up to Python 3.11 `asyncio.wait_for` then raises the failure, and loses the cancellation.
     """
     one, other = pair
     broker, failed = one.broker, threading.Event()

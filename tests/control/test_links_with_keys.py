@@ -1,4 +1,4 @@
-"""Link brokers against each other, and against hand-made sockets that have no key."""
+"""Link brokers against each other, and against hand-made sockets without a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEST = max(available())
 
 @contextlib.contextmanager
 def two(dialler: tuple[Cipher, ...], acceptor: tuple[Cipher, ...]) -> Iterator[tuple[Broker, Broker]]:
-    """Alice and Bob, with what they offer."""
+    """Alice and Bob, and the ciphers that each offers."""
     alice, bob = Broker("alice", COUNT, dialler), Broker("bob", COUNT, acceptor)
     try:
         yield alice, bob
@@ -51,20 +51,20 @@ def link(alice: Broker, bob: Broker, *addresses: str, key: bytes = KEY) -> None:
 
 
 def hello_of(alice: Broker, bob: Broker, index: int = 0, **changes: object) -> LinkHello:
-    """What Alice would say to Bob on one of COUNT connections."""
+    """The HELLO that Alice would send to Bob on one of COUNT connections."""
     hello = LinkHello(RUN, alice.peer_id, bob.peer_id, b"n" * 16, index, COUNT)
     return dataclasses.replace(hello, **changes)  # type: ignore[arg-type]
 
 
 def is_dropped(connection: socket.socket) -> bool:
-    """Waits for the other side to close, which must say nothing more."""
+    """Waits for the other side to close without sending anything more."""
     with contextlib.suppress(ConnectionError):
         return connection.recv(1) == b""
     return True
 
 
 def test_another_key_is_refused_by_the_acceptor(pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture) -> None:
-    """S7: before it answers anything."""
+    """S7: it does so before it answers anything."""
     alice, bob = pair
     with caplog.at_level(logging.WARNING, "zpccl"):
         link(alice, bob, key=b"x" * 32)
@@ -74,7 +74,7 @@ def test_another_key_is_refused_by_the_acceptor(pair: tuple[Broker, Broker], cap
 
 
 def test_an_impostor_at_one_address_does_not_hide_the_peer(pair: tuple[Broker, Broker]) -> None:
-    """S7, L2: who answers first without the key is passed over."""
+    """S7, L2: if the first address to answer lacks the key, the broker goes on to the next."""
     alice, bob = pair
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -93,7 +93,7 @@ def test_an_impostor_at_one_address_does_not_hide_the_peer(pair: tuple[Broker, B
 
 
 def test_no_link_without_a_key_where_the_run_has_a_secret(pair: tuple[Broker, Broker]) -> None:
-    """It fails closed, on both sides."""
+    """Both sides fail closed."""
     alice, bob = pair
     bob.meet(alice)
     alice.meet(bob, dial=True)
@@ -101,7 +101,7 @@ def test_no_link_without_a_key_where_the_run_has_a_secret(pair: tuple[Broker, Br
 
 
 def test_a_captured_handshake_is_refused(pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture) -> None:
-    """S7: also when the link that it was captured from is gone, with its nonce and its places free again."""
+    """S7: this holds even if the captured link is gone, and its nonce and places are free again."""
     alice, bob = pair
     recorder = Recorder(bob.address, COUNT)
     link(alice, bob, recorder.address)
@@ -123,7 +123,7 @@ def test_a_captured_handshake_is_refused(pair: tuple[Broker, Broker], caplog: py
 def test_a_stranger_with_the_id_of_a_neighbour_is_refused(
     pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S7: knowing run and ids is not enough, nor is a captured HELLO, with the acceptor's proof or another."""
+    """S7: the ids of run and peer are not enough, nor is a captured HELLO with the acceptor's proof or another one."""
     alice, bob = pair
     bob.meet(alice, key=KEY)
     hello = hello_of(alice, bob)
@@ -144,13 +144,13 @@ def test_a_stranger_with_the_id_of_a_neighbour_is_refused(
 
 
 def test_a_peer_that_was_removed_gets_no_link(pair: tuple[Broker, Broker]) -> None:
-    """S7: between HELLO and COMMIT; it has the right key."""
+    """S7: the removal comes between HELLO and COMMIT; the peer has the right key."""
     alice, bob = pair
     bob.meet(alice, key=KEY)
     with raw(bob.address) as connection:
         transcript = say_hello(connection, hello_of(alice, bob), KEY)
         bob.broker.close_link(alice.peer_id)
-        bob.meet(bob)  # Its failure is told after that.
+        bob.meet(bob)  # Bob reports this failure after that.
         bob.failure()
         connection.sendall(transcript.encode(Signal.COMMIT))
         assert is_dropped(connection)
@@ -186,7 +186,7 @@ def test_what_two_policies_come_to(ours: str, theirs: str, caplog: pytest.LogCap
 
 
 class Meddler(Recorder):
-    """Changes the byte of a HELLO that has the offers."""
+    """Changes the byte of a HELLO that contains the offers."""
 
     def relay(self) -> None:
         incoming, _ = self.listener.accept()
@@ -198,7 +198,7 @@ class Meddler(Recorder):
 
 
 def test_nobody_on_the_path_talks_two_sides_out_of_encryption(pair: tuple[Broker, Broker]) -> None:
-    """S7: the offers are part of what is proved."""
+    """S7: the proof includes the offers."""
     alice, bob = pair
     meddler = Meddler(bob.address, 1)
     link(alice, bob, meddler.address)
@@ -209,7 +209,7 @@ def test_nobody_on_the_path_talks_two_sides_out_of_encryption(pair: tuple[Broker
 
 @pytest.mark.parametrize("share", [bytes(32), b"\x01" + bytes(31)])
 def test_a_share_of_which_anybody_knows_the_outcome_is_refused(pair: tuple[Broker, Broker], share: bytes) -> None:
-    """A point of low order. Only a holder of the key gets so far."""
+    """A point of low order. Only a holder of the key reaches this step."""
     alice, bob = pair
     bob.meet(alice, key=KEY)
     with raw(bob.address) as connection:

@@ -25,7 +25,7 @@ COUNT = 3
 
 @pytest.fixture
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, Broker]]:
-    """Which of them have a local socket is the parameter; both, if there is none."""
+    """The parameter says which brokers have a local socket; by default both have one."""
     one_local, other_local = getattr(request, "param", (True, True))
     one, other = Broker("one", COUNT, local=one_local), Broker("other", COUNT, local=other_local)
     yield one, other
@@ -34,7 +34,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, Broker]]:
 
 
 def families(one: Broker, other: Broker) -> set[socket.AddressFamily]:
-    """Of the sockets of a link that is coming up, at both ends."""
+    """The address families of a link that comes up, at both ends."""
     ours, theirs = one.link().sockets, other.link().sockets
     assert len(ours) == len(theirs) == COUNT
     for sender, receiver in zip(ours, theirs, strict=True):
@@ -67,7 +67,7 @@ def test_where_one_has_none_they_use_tcp(pair: tuple[Broker, Broker]) -> None:
 
 
 def test_the_link_is_authenticated_as_over_tcp() -> None:
-    """S7: who does not have the key of the pair is refused, at the local address and at the other."""
+    """S7: a peer without the pair's key is refused at the local address and at the other one."""
     ciphers = (Cipher.PLAIN,)
     one, other = Broker("one", COUNT, ciphers, local=True), Broker("other", COUNT, ciphers, local=True)
     try:
@@ -102,13 +102,13 @@ def test_a_lost_connection_comes_back_there(pair: tuple[Broker, Broker]) -> None
 
 
 def test_silent_processes_of_the_host_do_not_keep_a_neighbour_out(pair: tuple[Broker, Broker]) -> None:
-    """B2: as many as there may be handshakes."""
+    """B2: the maximum number of handshakes."""
     one, other = pair
     other.meet(one)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(limits.HANDSHAKES_MAX + 10)]
         for connection in silent:
-            connection.connect(local_address(other.peer_id))  # With a timeout it fails where the queue is full.
+            connection.connect(local_address(other.peer_id))  # With a timeout, connect() fails if the queue is full.
             connection.settimeout(HANG_SECONDS)
         one.meet(other, dial=True)
         families(one, other)
@@ -135,7 +135,7 @@ def forbids_descriptors() -> None:
 
 @pytest.mark.usefixtures("forbids_descriptors")
 def test_strangers_pass_no_descriptors(pair: tuple[Broker, Broker]) -> None:
-    """S6: one of theirs could take for ever to close. Neighbours pass one: their shared memory."""
+    """S6: the close of a stranger's descriptor could take for ever. Neighbours pass one: their shared memory."""
     one, other = pair
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(local_address(other.peer_id))

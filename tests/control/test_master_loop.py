@@ -35,9 +35,9 @@ NOW_NS = 10**15
 def test_leave_counts_though_the_connection_closed_before_it_was_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both come after the messages were taken and before the master looks at what has closed.
+    """Both arrive after the loop has read the messages and before it looks for closed connections.
 
-    This moment lasts microseconds: only the loop itself can be stopped in it, hence the private names.
+    This moment lasts microseconds. Only the loop itself can be stopped in it, so the test uses private names.
     """
     take_messages = MasterLoop._take_messages
     armed, taken, left = threading.Event(), threading.Event(), threading.Event()
@@ -63,7 +63,7 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
         comm.close()
         left.set()
         witness = zpccl.Communicator(master.address, listen="127.0.0.1")
-        witness.connect()  # Answered after the leave.
+        witness.connect()  # The answer comes after the leave.
         witness.close()
     texts = [record.getMessage() for record in caplog.records]
     assert any(text.endswith(" left") for text in texts)
@@ -71,7 +71,7 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
 
 
 def test_metrics_are_there_as_soon_as_the_master_is() -> None:
-    """Who reads them right after it has begun to listen finds all series."""
+    """A reader that comes right after the master has begun to listen finds all series."""
     seen: list[Snapshot] = []
     loop = MasterLoop("127.0.0.1:0", publish=seen.append)
     try:
@@ -82,7 +82,7 @@ def test_metrics_are_there_as_soon_as_the_master_is() -> None:
 
 
 def test_what_may_wait_is_sent_with_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each peer's by itself; all together when the time is up."""
+    """Each peer's message waits separately; all are sent together when the time is up."""
     sent: list[tuple[bytes, int]] = []
     monkeypatch.setattr(MasterLoop, "_send", lambda loop, to, parts, now_ns: sent.append((to, len(parts))))
     loop = MasterLoop("127.0.0.1:0")
@@ -114,7 +114,7 @@ def test_messages_that_come_together_are_all_heard(caplog: pytest.LogCaptureFixt
 def test_a_connection_that_was_given_up_is_heard_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It sends a thousand malformed messages at once, and not even the first answer can be sent to it."""
+    """It sends a thousand malformed messages at once, and cannot receive even the first answer."""
     monkeypatch.setattr(limits, "OUTSIDER_UNSENT_BYTES_MAX", -(1 << 20))
     caplog.set_level(logging.INFO, "zpccl.master")
     with zpccl.MasterNode("127.0.0.1:0") as master:
@@ -137,9 +137,10 @@ def test_a_connection_that_was_given_up_is_heard_no_more(
 def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
     monkeypatch: pytest.MonkeyPatch, is_heard_before: bool
 ) -> None:
-    """L1: else the end of that one, which has the same descriptor, would be taken for that of the first again.
+    """L1: otherwise the end of the next connection, which has the same descriptor, would count as the end of the first
+    one.
 
-    The master had stalled, so that messages of more than one turn wait.
+    The master stood still, so messages of more than one turn wait.
     """
     monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 4)
     first, second = (Hello(name * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",)) for name in (b"p", b"q"))
@@ -157,11 +158,11 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
             until(lambda: not is_heard_before or turn() == 1)
             for _ in range(1000):
                 peer.send(encode(Ready()))
-        until(lambda: loop._monitor.poll(0) > 0)  # It has ended, after everything that it had sent.
+        until(lambda: loop._monitor.poll(0) > 0)  # The connection has ended, after everything that it had sent.
         with dealer(loop.address) as peer:
             peer.send(encode(second))
             for _ in range(1000):
-                time.sleep(limits.MS / limits.SECOND)  # What must not happen would in any of these turns.
+                time.sleep(limits.MS / limits.SECOND)  # The error would occur in any of these turns.
                 turn()
             assert list(loop._generation.values()) == [3], "both have had the same descriptor"
             assert len(loop._known) == 1 and set(loop._routing_id_of.values()) == loop._known
@@ -174,9 +175,9 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
 
 
 def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: else the next one, which has its descriptor, would be taken for closed, and wait for ever.
+    """L1: otherwise the next one, which has its descriptor, would count as closed, and wait for ever.
 
-    ZeroMQ takes messages of its connections in turn, and puts the last one in the place of one that has no more.
+    ZeroMQ reads from its connections in turn, and moves the last one to the place of one that has no more messages.
     """
     monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 1)
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
@@ -202,10 +203,10 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
                 first.setsockopt(zmq.LINGER, WAIT_S * 1000)
                 until(lambda: loop._monitor.poll(0) > 0)
                 first.send(encode(Ready()))
-            time.sleep(0.5)  # libzmq closes it, and nobody listens.
+            time.sleep(0.5)  # libzmq closes it, and there is no listener.
             with dealer(loop.address) as second:
                 second.send(encode(hello))
-                time.sleep(0.5)  # Both have arrived; to see that would be to take one.
+                time.sleep(0.5)  # Both have arrived; a check would read one of them.
                 until(lambda: len(heard_after_a_turn()) == 4)
                 assert heard[2] > heard[3], "the second one was heard first"
                 heard_after_a_turn()
@@ -219,7 +220,7 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
 
 @pytest.mark.parametrize("name", [b"\xff" * 5, b"\0\xff\xff\xff\xff", b"x"])
 def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> None:
-    """L1: else that one, which has its descriptor, would be taken for closed, and nobody could join."""
+    """L1: otherwise the next one, which has its descriptor, would count as closed, and nobody could join."""
     named = READY[2:] + b"\x08Identity" + len(name).to_bytes(4, "big") + name
     hello = Hello(b"q" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
@@ -229,7 +230,7 @@ def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> N
         connection.sendall(GREETING)
         connection.recv(len(GREETING), socket.MSG_WAITALL)
         connection.sendall(b"\4" + bytes([len(ready)]) + ready + b"\0" + bytes([len(data)]) + data)
-        time.sleep(0.5)  # It has arrived; to see that would be to take it.
+        time.sleep(0.5)  # It has arrived; a check would read it.
 
     try:
         with socket.socket() as stranger, socket.socket() as peer:
@@ -246,7 +247,7 @@ def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> N
 
 
 def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
-    """B1: it may have millions, which takes seconds, and others may send without end meanwhile."""
+    """B1: it may have millions of parts, which take seconds to read, while others may send without end."""
     loop = MasterLoop("127.0.0.1:0")
     turns = 3
     try:
@@ -267,14 +268,14 @@ def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
 
 
 def test_messages_of_many_parts_share_a_turn() -> None:
-    """B1: hundreds of them, each within the bound, would take a second."""
+    """B1: hundreds of such messages, each within the bound, would take a second."""
     loop = MasterLoop("127.0.0.1:0")
     try:
         with dealer(loop.address) as peer:
             peer.send_multipart([b""] * (limits.PARTS_TAKEN_MAX - 1), copy=False)
             for _ in range(3):
                 peer.send_multipart([b"", encode(Leave())])
-            time.sleep(0.5)  # They have arrived; to see that would be to take them.
+            time.sleep(0.5)  # They have arrived; a check would read them.
             turns = []
             while not loop._is_drained:
                 turns.append([type(event) for event in loop._take_messages()])
@@ -284,7 +285,7 @@ def test_messages_of_many_parts_share_a_turn() -> None:
 
 
 def test_empty_messages_say_nothing() -> None:
-    """Peers that have nothing to say send them now and then; they are no reason for a warning."""
+    """Peers with nothing to send send them from time to time. They cause no warning."""
     loop = MasterLoop("127.0.0.1:0")
     try:
         with dealer(loop.address) as peer:
@@ -300,7 +301,7 @@ def test_empty_messages_say_nothing() -> None:
 
 
 def never_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood keeps the socket from ever being found empty."""
+    """As in a flood, the socket is never found empty."""
     take_messages = MasterLoop._take_messages
 
     def take(loop: MasterLoop) -> list[Any]:
@@ -317,7 +318,7 @@ def turn(loop: MasterLoop) -> MasterLoop:
 
 
 def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: a flood keeps the socket from ever being found empty, and strangers come, say something and are shut down."""
+    """B1: in a flood the socket is never found empty, and strangers come, send something and are shut down."""
     monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5)
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     never_empty(monkeypatch)
@@ -335,7 +336,7 @@ def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.Monke
 
 
 def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: strangers come, send much and close, over and over; nobody bounds what libzmq holds of them."""
+    """B1: strangers come, send much and close, over and over; nothing else bounds what libzmq holds for them."""
     monkeypatch.setattr(limits, "CLOSED_STRANGERS_MAX", 0)
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     try:
@@ -351,7 +352,7 @@ def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(mon
                 until(lambda: turn(loop).inflow.is_holding_back)
                 with pytest.raises(TimeoutError):
                     socket.create_connection(parse_address(loop.address), 0.3)
-                open_one.send(encode(Ready()))  # Whoever is connected is heard.
+                open_one.send(encode(Ready()))  # The master still reads from connected peers.
                 until(lambda: turn(loop)._traffic.messages_received == 3)
             assert not turn(loop).inflow.is_holding_back
             raw(loop.address).close()
@@ -360,7 +361,7 @@ def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(mon
 
 
 def test_connections_that_close_all_the_time_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B2, L1: what has been taken is handled all the same, and the master can be stopped."""
+    """B2, L1: messages that were read are still handled, and the master can be stopped."""
     loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     turns = 0
 
@@ -407,7 +408,7 @@ with zmq.Context() as context, open_router(context, 10 * limits.SECOND) as route
 
 
 def test_a_connection_that_is_reset_while_nobody_reads_aborts_nothing() -> None:
-    """Heartbeats are due all the time, and nobody reads what it sent: libzmq aborts where it had stopped reading."""
+    """Heartbeats are due all the time, and nobody reads what it sent: libzmq aborts if it had stopped reading."""
     arguments = [sys.executable, "-c", RESET_WHILE_NOBODY_READS, GREETING.hex(), READY.hex()]
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert result.returncode == 0, result.stderr
@@ -415,7 +416,8 @@ def test_a_connection_that_is_reset_while_nobody_reads_aborts_nothing() -> None:
 
 
 def test_connections_that_come_and_go_as_it_stops_hold_up_no_end() -> None:
-    """libzmq's thread waits for somebody to hear of them. In a child: who waits for that thread hangs."""
+    """libzmq's thread waits for a reader of these events. In a child process: a caller that waits for that thread
+    hangs."""
     script = """
 import socket
 from zpccl.control.addresses import parse_address

@@ -1,4 +1,4 @@
-"""The shell of a peer: what it does with the sockets of its session."""
+"""The shell of a peer: how it uses the sockets of its session."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOW_NS = 10**15
 
 @pytest.fixture
 def router() -> Iterator[zmq.Socket[bytes]]:
-    """A socket in place of a master."""
+    """A socket that replaces a master."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, WAIT_MS)
         router.setsockopt(zmq.RCVTIMEO, WAIT_MS)
@@ -50,7 +50,7 @@ def router() -> Iterator[zmq.Socket[bytes]]:
 
 @pytest.fixture
 def loop(router: zmq.Socket[bytes]) -> Iterator[PeerLoop]:
-    """Of a peer that connects; its thread is not started, so the test takes its place."""
+    """The loop of a peer that connects. Its thread is not started: the test runs the loop."""
     address = router.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     loop = zpccl.Communicator(f"{address},127.0.0.1:1", listen="127.0.0.1")._make_loop()
     loop._begin()
@@ -79,14 +79,14 @@ def first_message(router: zmq.Socket[bytes]) -> tuple[bytes, object]:
 
 
 def test_nothing_waits_for_a_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """Hello is the first that comes on each one."""
+    """Hello is the first message on each connection."""
     loop._perform([Send(Leave())], NOW_NS)
     run_until(loop, is_up(loop))
     assert isinstance(first_message(router)[1], Hello)
 
 
 def test_what_came_before_the_end_is_heard(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """The master says why, and closes: its last message is not lost with the socket, whichever is noticed first."""
+    """The master sends a reason and closes. That last message is not lost, whichever of the two is noticed first."""
     run_until(loop, is_up(loop))
     router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
     router.close()
@@ -96,7 +96,7 @@ def test_what_came_before_the_end_is_heard(loop: PeerLoop, router: zmq.Socket[by
 
 
 def test_a_master_that_does_not_read_is_connected_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: what the full queue does not take would never be said again, while heartbeats still come through."""
+    """L1: messages that do not fit into the full queue would never be sent, while heartbeats still get through."""
     monkeypatch.setattr(limits, "CONTROL_QUEUE_MESSAGES_MAX", 2)
     with server(GREETING + READY, closes=False) as address:
         loop = zpccl.Communicator(address, listen="127.0.0.1")._make_loop()
@@ -161,7 +161,7 @@ def test_what_may_wait_does_not_wait_long(loop: PeerLoop, router: zmq.Socket[byt
 def test_who_has_nothing_to_say_says_so(
     loop: PeerLoop, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: else the master would take its heartbeats for a message without end, and shut the connection down."""
+    """B1: otherwise the master would count its heartbeats as one endless message, and shut the connection down."""
     run_until(loop, is_up(loop))
     first_message(router)
     monkeypatch.setattr(loop._machine, "deadline_ns", lambda: None)
@@ -178,7 +178,7 @@ def test_who_has_nothing_to_say_says_so(
 
 
 def test_what_may_wait_waits_for_few_others(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """B1. They bring the plans ahead, which calls use up meanwhile."""
+    """B1. Their decisions bring plans ahead, which calls use up in the meantime."""
     run_until(loop, is_up(loop))
     first_message(router)
     for number in range(limits.SEND_HELD_MAX):
@@ -191,7 +191,7 @@ def test_what_may_wait_waits_for_few_others(loop: PeerLoop, router: zmq.Socket[b
 
 
 def test_what_waits_is_not_sent_on_another_connection(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """There the peer says everything anew, Hello first."""
+    """There the peer sends everything anew, Hello first."""
     run_until(loop, is_up(loop))
     first_message(router)
     loop._perform([Send(Withdraw(1), may_wait=True)], NOW_NS)
@@ -201,7 +201,7 @@ def test_what_waits_is_not_sent_on_another_connection(loop: PeerLoop, router: zm
 
 
 def test_messages_that_wait_are_not_too_many_at_once(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """B1: the master takes no more."""
+    """B1: the master accepts no more."""
     run_until(loop, is_up(loop))
     first_message(router)
     count = limits.MESSAGE_PARTS_MAX
@@ -212,15 +212,15 @@ def test_messages_that_wait_are_not_too_many_at_once(loop: PeerLoop, router: zmq
 
 
 def test_an_address_that_libzmq_does_not_take(loop: PeerLoop) -> None:
-    """It fails the try; that of the first master is refused by connect() itself."""
+    """The try fails. For the first master, connect() itself refuses the address."""
     loop._endpoints = (loop._endpoints[0], "tcp://no address")
     loop._on_session(UseMaster(1), NOW_NS)
     assert loop._session.phase is SocketPhase.PAUSED
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Of what nobody has closed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # About objects that nobody has closed.
 def test_no_thread_is_left_where_descriptors_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a port: who tries again would leave one more each time."""
+    """No port is left either: each new try would leave one more."""
 
     def fail() -> None:
         raise OSError(errno.EMFILE, "too many open files")
@@ -233,15 +233,15 @@ def test_no_thread_is_left_where_descriptors_run_out(monkeypatch: pytest.MonkeyP
 
 
 def test_the_greeting_of_the_server_ends_the_asking(loop: PeerLoop, router: zmq.Socket[bytes]) -> None:
-    """L1: this master has no secret either, so there is no other reason than that it is none."""
+    """L1: this master has no secret either, so the only remaining reason is that it is not a master."""
     loop._on_session(events.TcpConnected(), NOW_NS)
-    loop._on_session(events.HandshakeFailed(), NOW_NS)  # Not in truth.
+    loop._on_session(events.HandshakeFailed(), NOW_NS)  # A simulated failure.
     assert loop._session.phase is SocketPhase.ASKING
     run_until(loop, lambda: loop._session.phase is SocketPhase.PAUSED)
 
 
 class Told(Engine):
-    """Has told a digest of which the loop has not heard."""
+    """An engine that has told a digest of which the loop has not heard."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class Told(Engine):
 
 
 def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1: else it takes back what others have committed."""
+    """S1: otherwise the machine withdraws a call that others have committed."""
     heard: list[events.PeerEvent] = []
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
     with Told() as engine:
@@ -270,7 +270,7 @@ def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, mon
 
 
 class Restoring(Engine):
-    """Puts old contents back when the test says so."""
+    """An engine that restores old contents when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class Restoring(Engine):
 
 
 def running(loop: PeerLoop, attempt_id: int, count: int = limits.SMALL_TENSOR_BYTES) -> PendingCall:
-    """A call of which an attempt runs."""
+    """A call with a running attempt."""
     array = np.zeros(count, np.uint8)
     call = arguments.all_reduce(array, array, ReduceOp.SUM, 0, None, None, "auto")
     call.call_id = 10 + attempt_id
@@ -300,7 +300,7 @@ def engine(loop: PeerLoop) -> Restoring:
 
 
 def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop, engine: Restoring) -> None:
-    """S2: not by this thread; and its own answer waits for it, though it is given up meanwhile."""
+    """S2: another thread restores it. The call's own answer waits for that, even if the call is given up meanwhile."""
     large, small = running(loop, 1), running(loop, 2, count=1)
     loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
     loop.withdraw(large, timed_out=False)
@@ -315,7 +315,7 @@ def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop,
 def test_who_gives_up_before_its_attempt_begins_tells_nothing(
     loop: PeerLoop, engine: Restoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1: the attempt waits for the memory of the one before it, which is restored meanwhile."""
+    """S1: the attempt waits for the memory of the attempt before it, which is being restored."""
     plans: list[ReducePlan] = []
     monkeypatch.setattr(engine, "start_reduce", plans.append)
     call = running(loop, 1)
@@ -329,7 +329,7 @@ def test_who_gives_up_before_its_attempt_begins_tells_nothing(
 
 
 def test_what_is_small_is_restored_at_once(loop: PeerLoop, engine: Restoring) -> None:
-    """It costs less than to wake another thread."""
+    """That costs less than to wake another thread."""
     engine.go_on.set()
     small = running(loop, 1, count=1)
     loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
@@ -337,7 +337,7 @@ def test_what_is_small_is_restored_at_once(loop: PeerLoop, engine: Restoring) ->
 
 
 def test_the_end_waits_for_memory_that_is_restored(loop: PeerLoop, engine: Restoring) -> None:
-    """S4: nobody is told that memory is his again before it is; a call that is given up at that moment neither."""
+    """S4: a call is answered only after its memory is restored, even if it is given up at that moment."""
     large = running(loop, 1)
     loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
     ending = threading.Thread(target=loop._shut_down)
@@ -355,7 +355,7 @@ def test_the_end_waits_for_memory_that_is_restored(loop: PeerLoop, engine: Resto
 
 
 class Choosing(Engine):
-    """Has one link with 16 connections, and keeps how many are to be used."""
+    """An engine that has one link with 16 connections, and records how many are to be used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,8 +377,8 @@ QUICK = replace(SLOW, sent_bytes=10**9)
     [
         (SLOW, 0, [7]),
         (QUICK, 0, []),
-        (replace(SLOW, peer_id=b"g" * 16), 0, []),  # Its link is gone.
-        (SLOW, 16, []),  # The user's number.
+        (replace(SLOW, peer_id=b"g" * 16), 0, []),  # The link is gone.
+        (SLOW, 16, []),  # The user chose the number.
     ],
     ids=["slow", "quick", "gone", "of the user"],
 )
@@ -406,13 +406,13 @@ LOSSY = PathSample(b"s" * 16, 180 * 10**6, 5 * 10**6, round_trip_us=100_000, is_
         (64, 1024, range(64, 128)),
         (100, 1024, range(100, 128)),
         (128, 1024, ()),
-        (64, 255, ()),  # Half of them are for others.
+        (64, 255, ()),  # Half of the descriptors are for others.
     ],
 )
 def test_a_path_that_loses_packets_gets_more_connections(
     loop: PeerLoop, open_count: int, descriptors: int, dialled: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the 64 that it was opened with which are lost are dialled again in any case."""
+    """Lost connections of the 64 with which it was opened are dialled again in any case."""
     generations = [0] * 64 + [1] * (open_count - 64) + [0] * (128 - open_count)
     state = LinkStats(1, open_count, 128, 0, 0, 0, [], [], generations)
     redialled: list[int] = []
@@ -431,7 +431,7 @@ def test_a_path_that_loses_packets_gets_more_connections(
 def test_a_connection_more_without_descriptors_is_given_up(
     loop: PeerLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else it is dialled for ever, and each time the other end says that it has lost it."""
+    """Otherwise it is dialled for ever, and each time the other end reports that it has lost it."""
     ours, theirs = socket.socketpair()
     peer, redialled = LOSSY.peer_id, list[int]()
     state = LinkStats(1, 64, 128, 0, 0, 0, [], [], [0] * 128)
@@ -450,7 +450,7 @@ def test_a_connection_more_without_descriptors_is_given_up(
 
 
 def test_a_link_has_more_connections_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At both ends: the one that has dialled the link dials the others, too."""
+    """Both ends have more: the end that dialled the link also dials the added connections."""
     monkeypatch.setattr(limits, "LINK_CONNECTIONS_DEFAULT", limits.LINK_CONNECTIONS_FAR_DEFAULT)
     monkeypatch.setattr(limits, "LINK_CONNECTIONS_MAX", limits.LINK_CONNECTIONS_FAR_DEFAULT + 3)
     monkeypatch.setattr(peer_loop, "senders_for", lambda *_: limits.LINK_CONNECTIONS_MAX)  # Within a host it is less.

@@ -1,4 +1,4 @@
-"""What paths are measured to carry while attempts run."""
+"""Rates of paths, measured while attempts run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Hosts(Mesh):
-    """Engines that take each other for other hosts."""
+    """Engines that treat each other as other hosts."""
 
     def link(self, a: int, b: int, connections: int) -> None:
         pairs = [socket_pair(near_host="127.0.0.2") for _ in range(connections)]
@@ -37,14 +37,14 @@ def hosts() -> Iterator[Hosts]:
 
 
 def after(*sent: int, busy: tuple[int, ...], limited: tuple[bool, ...] = (True, True)) -> LinkFlow:
-    """What is counted once so many bytes more are acknowledged."""
+    """The counters after this many more bytes are acknowledged."""
     acked = [old + new for old, new in zip(BEFORE.acked_bytes, sent, strict=True)]
     times = [old + new for old, new in zip(BEFORE.busy_us, busy, strict=True)]
     return replace(BEFORE, acked_bytes=acked, busy_us=times, is_limited=list(limited))
 
 
 def test_connections_send_side_by_side() -> None:
-    """Their bytes are added; the time is that of the one that was busy longest."""
+    """Their bytes are added. The time is that of the connection that was busy longest."""
     sample = measure(peer_id(1), BEFORE, after(MIB, 2 * MIB, busy=(400, 300)))
     assert sample == PathSample(peer_id(1), 3 * MIB, 400, 900, is_limited=True)
 

@@ -1,4 +1,4 @@
-"""Which keys a CURVE server lets in, asked of libzmq itself."""
+"""Which keys a CURVE server admits, with libzmq itself."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_right_key_is_let_in_and_names_its_messages(both: tuple[MasterKeys, 
 def test_another_key_is_refused_though_it_knows_the_servers(
     both: tuple[MasterKeys, PeerKeys], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S7: without a handler that is asked, libzmq would admit it."""
+    """S7: libzmq would admit it if it asked no handler."""
     master, _ = both
     public, private = zmq.curve_keypair()
     with (
@@ -105,7 +105,7 @@ def test_another_key_is_refused_though_it_knows_the_servers(
 
 
 def test_nobody_is_let_in_while_there_is_no_handler(both: tuple[MasterKeys, PeerKeys]) -> None:
-    """S7: it fails closed. The right key is refused too, and the server says so."""
+    """S7: the server fails closed. It refuses the right key too, and the log says so."""
     master, peer = both
     with (
         server(master, has_handler=False) as (router, _, endpoint),
@@ -147,7 +147,7 @@ def test_questions_that_are_not_about_this_server_are_refused(both: tuple[Master
 def test_a_flood_of_questions_does_not_keep_the_master(
     both: tuple[MasterKeys, PeerKeys], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B1: the loop turns to the members between them, and no question is lost."""
+    """B1: the loop serves members between the questions, and no question is lost."""
     monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 3)
     with zmq.Context() as context:
         handler = ZapHandler(context, both[0].allowed, RefusalLog(logger))
@@ -188,7 +188,7 @@ def test_the_watch_names_who_failed_and_forgets_who_went(caplog: pytest.LogCaptu
             for _ in range(2):
                 watch.take(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, 0)
                 watch.take(zmq.EVENT_DISCONNECTED, ours.fileno(), 0)
-    watch.take(zmq.EVENT_ACCEPTED, 10**6, 0)  # A descriptor that is closed already.
+    watch.take(zmq.EVENT_ACCEPTED, 10**6, 0)  # A descriptor that is already closed.
     watch.take(zmq.EVENT_DISCONNECTED, 10**6, 0)
     assert [record.getMessage() for record in caplog.records] == [
         f"refused {address}: it has no secret, or is no peer" for address in (f"127.0.0.1:{port}", "an unknown address")

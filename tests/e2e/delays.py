@@ -1,4 +1,4 @@
-"""Proxies in front of a master: they add latency, break connections, let none through."""
+"""Proxies in front of a master. They add latency, break connections, or refuse all connections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class FarPath:
     """A local port that forwards to a master with added latency. Its thread owns all sockets.
 
     Args:
-        address: of the master, "host:port".
+        address: address of the master, "host:port".
         round_trip_s: added round-trip time in seconds.
 
     Attributes:
-        connection_count: of all connections to the master so far.
+        connection_count: number of connections to the master so far.
     """
 
     def __init__(self, address: str, round_trip_s: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class FarPath:
         self._call(self._break())
 
     def cut(self) -> None:
-        """Breaks all connections, and each new one until `heal`."""
+        """Breaks all connections, and each new one until `heal()`."""
         self._is_cut = True
         self.reset()
 
@@ -71,7 +71,7 @@ class FarPath:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        await asyncio.sleep(2 * self._one_way_s)  # SYN and its acknowledgement.
+        await asyncio.sleep(2 * self._one_way_s)  # The time of a SYN and its acknowledgement.
         if self._is_cut:
             return writer.close()
         try:

@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 TESTS = Path(__file__).resolve().parents[1]
 HANG_SECONDS = 60.0
-"""Default bound of waits. Under ThreadSanitizer a busy machine may need half of it to start a process."""
+"""Default bound of a wait. Under ThreadSanitizer a busy machine may need half of it to start a process."""
 _POLL_SECONDS = 0.002
 
 _context = multiprocessing.get_context("forkserver")
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = HANG_SECONDS) -> Any:
-    """Polls until `condition()` is true, and returns its value. For changes in another process that trigger no event
-    here, such as a line in its log or a closed socket."""
+    """Polls until `condition()` is true, and returns its value. Use it for changes in another process that trigger no
+    event here, such as a line in its log or a closed socket."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -79,18 +79,18 @@ class ChildFailed(AssertionError):
 
 # --- Inside of a communicator ---------------------------------------------------------------------------------------
 #
-# Faults have to strike while a call waits or bytes move, and strangers need ids and tokens that no user sees: for this
-# alone tests look at private attributes, and here alone.
+# Faults have to strike while a call waits or bytes move, and strangers need ids and tokens that no user sees. Only for
+# this do tests read private attributes, and only in this section.
 
 
 def loop_of(comm: zpccl.Communicator) -> PeerLoop:
-    """The loop of a peer that has connected."""
+    """The loop of a connected peer."""
     assert comm._loop is not None
     return comm._loop
 
 
 def run_id_of(comm: zpccl.Communicator) -> bytes:
-    """The id of its run."""
+    """The id of the peer's run."""
     return loop_of(comm)._run_id
 
 
@@ -100,13 +100,13 @@ def is_calling(comm: zpccl.Communicator) -> bool:
 
 
 def is_settled(comm: zpccl.Communicator) -> bool:
-    """True if the master has answered all calls, also those that have ended without it: such a call could still meet
-    the next one of another peer."""
+    """True if the master has answered all calls, including those that ended without it: such a call could still meet
+    the next call of another peer."""
     return not loop_of(comm)._machine.calls
 
 
 def is_connected(comm: zpccl.Communicator) -> bool:
-    """False while the connection to the master is given up."""
+    """False once the communicator has given the connection to the master up."""
     return loop_of(comm)._machine._is_connected
 
 
@@ -122,16 +122,16 @@ def is_waited_for(handle: zpccl.AsyncReduceHandle) -> bool:
 
 
 def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> list[T]:
-    """What the engine says of each link."""
+    """Asks the engine about each link, and returns the answers."""
     loop, facts = loop_of(comm), []
     for peer_id in list(loop._link_ids):
-        with contextlib.suppress(OSError):  # It is lost.
+        with contextlib.suppress(OSError):  # The link is lost.
             facts.append(ask(loop.engine, peer_id))
     return facts
 
 
 LOCAL_PREFIX = b"\0zpccl/"
-"""Of the names of Unix-domain sockets of peers."""
+"""The prefix of the names of peers' Unix-domain sockets."""
 
 
 def stream_sockets() -> Iterator[tuple[socket.socket, Any, Any]]:
@@ -155,10 +155,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
-    """Runs a child in its namespace. It dies with the test process, however that ends.
+    """Runs a child in its namespace. The child dies with the test process, however that ends.
 
-    The fork server ends when the other end of its pipe is closed everywhere; so the child closes its copy. The server
-    does not hear Ctrl-C, and its child is to.
+    The fork server ends when the other end of its pipe is closed everywhere, so the child closes its copy. The server
+    blocks Ctrl-C, but its child must not.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -169,10 +169,10 @@ def _begin(namespace: str, target: Callable[..., Any], *arguments: Any) -> None:
 
 
 class Peer:
-    """First argument of functions that run in a child: a communicator, storage for objects, messages to the test."""
+    """First argument of functions in a child: has a communicator, a store for objects, a channel to the test."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.comm: zpccl.Communicator = None  # type: ignore[assignment]  # Made by the first function.
+        self.comm: zpccl.Communicator = None  # type: ignore[assignment]  # The first function creates it.
         self.kept: dict[str, Any] = {}
         self._pipe = pipe
         self._lock = threading.Lock()
@@ -245,7 +245,7 @@ def _run_master(arguments: list[str], log: str, ready: Connection) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    os.dup2(ready.fileno(), 1)  # The line with its address goes to the pipe.
+    os.dup2(ready.fileno(), 1)  # The line with the master's address goes to the pipe.
     ready.close()
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # Open until the process ends.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -299,7 +299,7 @@ class Process:
         return self.process.exitcode
 
     def stacks(self) -> str:
-        """The stacks of all threads and its log, for messages about hangs."""
+        """The stacks of all threads and the log, for messages about hangs."""
         if not self.log.exists():
             return f"--- {self.name} has not begun ---\n"
         with contextlib.suppress(ProcessLookupError):
@@ -389,7 +389,7 @@ class Child(Process):
         return kind, value
 
     def hang_up(self) -> None:
-        """Lets the process end, after its function, as a program does: it closes nothing itself."""
+        """Lets the process end after its function, as a program does: the process closes nothing itself."""
         self._pipe.close()
 
     def dispose(self) -> None:
@@ -437,7 +437,7 @@ class Cluster:
         return self._network.namespace(host) if self._network is not None else ""
 
     def child(self) -> Child:
-        """Starts a process that has not connected."""
+        """Starts a process, which does not connect yet."""
         self._count += 1
         child = Child(self._directory, f"peer{self._count}", self._namespace(self._count))
         self.children.append(child)
@@ -454,7 +454,7 @@ class Cluster:
         return children
 
     def newcomer(self, members: list[Child], **options: Any) -> Child:
-        """Starts one more member; the others admit it."""
+        """Starts one more process; the members admit it."""
         child = self.child()
         child.start(connect, self.master.address, name=child.name, **options)
         all_of(members, admit, len(members) + 1)
@@ -480,13 +480,13 @@ def cluster(*master_arguments: str, network: Namespaces | None = None) -> Iterat
 
 
 def all_of(children: Iterable[Child], function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
-    """Runs a function in several children at the same time; returns the values."""
+    """Runs a function in several children at the same time, and returns their values."""
     begun = [child.start(function, *arguments, **keywords) for child in children]
     return [child.value() for child in begun]
 
 
 def sums(children: Iterable[Child]) -> list[float]:
-    """Lets all reduce ones; the first element of each result."""
+    """All children reduce an array of ones. Returns the first element of each result."""
     return [float(result[0]) for result in all_of(children, reduce, np.ones(1000, np.float32))]
 
 
@@ -494,7 +494,7 @@ def sums(children: Iterable[Child]) -> list[float]:
 
 
 def connect(peer: Peer, address: str, n_attempts: int = 5, **options: Any) -> int:
-    """Connects; returns the epoch at which it was admitted. Peers use TCP, as between hosts, unless options differ."""
+    """Connects, and returns the epoch of its admission. Peers use TCP, as between hosts, unless `options` differ."""
     peer.comm = zpccl.Communicator(address, **{"local_sockets": False, **options})
     peer.comm.connect(n_attempts)
     return peer.comm.epoch
@@ -529,7 +529,7 @@ def reduce(peer: Peer, array: np.ndarray[Any, Any], **keywords: Any) -> np.ndarr
 
 
 def reduce_until_told(peer: Peer, tag: int = 0) -> int:
-    """All-reduces until the test has signalled any member. Returns the number of all-reduces; none may fail."""
+    """All-reduces until the test has called any member's `tell()`. Returns how many there were; none may fail."""
     rounds = 0
     while True:
         send = np.full(100_000, float(peer.is_told()), np.float32)
@@ -541,7 +541,7 @@ def reduce_until_told(peer: Peer, tag: int = 0) -> int:
 
 
 def close(peer: Peer) -> None:
-    """Leaves."""
+    """Leaves the run."""
     peer.comm.close()
 
 

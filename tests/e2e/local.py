@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """A master and members of its run, all in this process."""
+    """A master and the members of its run, all in this process."""
 
     def __init__(self, size: int, groups: list[int] | None, options: dict[str, Any]) -> None:
         self.master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
@@ -32,11 +32,11 @@ class Run:
         return self._threads.submit(function, *arguments, **keywords)
 
     def all(self, function: Callable[[zpccl.Communicator], T]) -> list[T]:
-        """Runs a function for every member concurrently; returns the values, or raises the first exception."""
+        """Runs a function for every member concurrently. Returns the values, or raises the first exception."""
         return [finish(future) for future in [self.start(function, comm) for comm in self.comms]]
 
     def errors(self, function: Callable[[zpccl.Communicator], Any]) -> list[BaseException | None]:
-        """Runs a function for every member concurrently; returns the exceptions."""
+        """Runs a function for every member concurrently. Returns the exceptions."""
         return [failure(future) for future in [self.start(function, comm) for comm in self.comms]]
 
     def close(self) -> None:
@@ -48,13 +48,13 @@ class Run:
 
 
 def finish(future: Future[T]) -> T:
-    """The value of a function in a thread."""
+    """Waits for a function in a thread, and returns its value."""
     assert wait([future], HANG_SECONDS).done, "the call hangs"
     return future.result()
 
 
 def failure(future: Future[Any]) -> BaseException | None:
-    """The exception of a function in a thread, or None."""
+    """Waits for a function in a thread, and returns its exception or None."""
     assert wait([future], HANG_SECONDS).done, "the call hangs"
     return future.exception()
 

@@ -1,10 +1,10 @@
-"""Networks in which some hosts are behind NATs of their own, for tests. Linux, as root, with nftables.
+"""Networks for tests in which some hosts are behind NATs of their own. Linux, as root, with nftables.
 
-    host --- core --- other hosts                       its address is of the outer network
-    host --- NAT --- core                               the address of the NAT is; its own is not known outside
+    host --- core --- other hosts                       other hosts see the host's own address
+    host --- NAT --- core                               other hosts see the address of the NAT
 
-A NAT forwards what a host sends, and what comes back; all else it drops silently. It keeps ports where they are free,
-so that two such hosts can open a connection together, or it takes random ones, so that they cannot.
+A NAT forwards what a host sends, and the replies; it drops everything else silently. It keeps ports where they are
+free, so that two such hosts can open a connection together, or it takes random ports, so that they cannot.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class NatNetwork(Namespaces):
     """Hosts around a core, some of them behind NATs.
 
     Args:
-        host_count: how many hosts.
-        natted: those that are behind a NAT.
-        is_ipv6: the network is one of IPv6, else of IPv4.
-        keeps_ports: the NATs keep the ports of hosts, else they take random ones.
+        host_count: number of hosts.
+        natted: the hosts that are behind a NAT.
+        is_ipv6: True for an IPv6 network, False for an IPv4 one.
+        keeps_ports: True if the NATs keep the ports of hosts, False if they take random ports.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` or `nft` command.
@@ -52,7 +52,7 @@ class NatNetwork(Namespaces):
         super().__init__(host_count, other_count=1 + len(natted))
 
     def address(self, host: int) -> str:
-        """The address by which others know a host: its own or that of its NAT. In brackets if it is one of IPv6."""
+        """The address by which others know a host: its own or that of its NAT. An IPv6 address is in brackets."""
         return f"[{self._outer(host)}2]" if self._is_ipv6 else f"{self._outer(host)}2"
 
     def _outer(self, host: int) -> str:
@@ -78,7 +78,7 @@ class NatNetwork(Namespaces):
             self._run(nat, self._translate)
 
     def _join(self, host: str, device: str, router: str, port: str, prefix: str) -> None:
-        """Connects a namespace, the second one of a subnet, to its router, the first one."""
+        """Connects a namespace to its router: the router is the first of their subnet, the namespace the second."""
         length = 64 if ipaddress.ip_address(f"{prefix}1").version == 6 else 24
         nodad = " nodad" if length == 64 else ""
         self._ip(
@@ -105,7 +105,7 @@ def _forward() -> None:
 
 @contextlib.contextmanager
 def nat_hosts(count: int, *natted: int, is_ipv6: bool = False, keeps_ports: bool = False) -> Iterator[NatNetwork]:
-    """A network of hosts. Skips the test if this process cannot make one."""
+    """A network of hosts. Skips the test if this process cannot create one."""
     try:
         network = NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6, keeps_ports=keeps_ports)
     except NetworkUnavailable as error:

@@ -20,7 +20,7 @@ from e2e import harness
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[Network]:
-    """A network of `count` hosts. Skips the test if this process cannot make one."""
+    """A network of `count` hosts. Skips the test if this process cannot create one."""
     try:
         network = Network(count)
     except NetworkUnavailable as error:
@@ -31,7 +31,7 @@ def hosts(count: int) -> Iterator[Network]:
 
 @contextlib.contextmanager
 def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwork]:
-    """An emulated wide-area network. The test is skipped where there can be none."""
+    """An emulated wide-area network. Skips the test if this process cannot create one."""
     try:
         network = EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False)
     except NetworkUnavailable as error:
@@ -41,7 +41,7 @@ def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwor
 
 
 def load_rules(rules: str) -> None:
-    """Adds rules of nftables to the network of the calling thread. Skips the test where the kernel has none."""
+    """Adds nftables rules to the network of the calling thread. Skips the test if the kernel has no nftables."""
     if shutil.which("nft") is None:
         pytest.skip("there is no nft")
     tried = subprocess.run(["nft", "add table inet tried"], text=True, capture_output=True, check=False)
@@ -51,7 +51,7 @@ def load_rules(rules: str) -> None:
 
 
 def datagram_socket(network: Namespaces, host: int) -> socket.socket:
-    """A UDP socket on a host, with room for all that a test sends."""
+    """A UDP socket on a host, with buffers for everything that a test sends."""
 
     def make() -> socket.socket:
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -65,7 +65,7 @@ def datagram_socket(network: Namespaces, host: int) -> socket.socket:
 
 @contextlib.contextmanager
 def connection(network: Namespaces, one: int, other: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A TCP connection between two hosts: its two ends."""
+    """A TCP connection between two hosts. Yields its two ends."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(network.run(other, lambda: socket.create_server((network.address(other), 0))))
         address = listener.getsockname()
@@ -77,7 +77,7 @@ def connection(network: Namespaces, one: int, other: int) -> Iterator[tuple[sock
 
 
 def is_running(pid: int) -> bool:
-    """True if there is such a process, and it is no zombie."""
+    """True if there is such a process and it is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_for_resends(network: Namespaces, host: int, count: int) -> None:
-    """Waits until TCP on a host has retransmitted `count` segments; its timeout grows with each."""
+    """Waits until TCP on a host has retransmitted `count` segments. Its timeout grows with each one."""
     before = network.run(host, lambda: counter("Tcp", "RetransSegs"))
     harness.until(
         lambda: network.run(host, lambda: counter("Tcp", "RetransSegs")) >= before + count, f"{count} segments again"

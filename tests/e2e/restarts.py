@@ -13,7 +13,7 @@ from e2e.harness import Child, MasterProcess, Peer
 
 
 def train(peer: Peer, is_newcomer: bool) -> dict[str, Any]:
-    """A training loop: admits pending peers, all-reduces, syncs. Ends when the test has signalled any member."""
+    """A training loop: admits pending peers, all-reduces, syncs. Ends after the test has called any `tell()`."""
     weights = np.zeros(50_000, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
     digest = hashlib.blake2b()
@@ -47,7 +47,7 @@ def restart(run: harness.Cluster) -> None:
 
 
 def start(run: harness.Cluster, address: str) -> MasterProcess:
-    """Starts a master that may take over a run: it has the default grace period, in which peers reconnect."""
+    """Starts a master that can take over a run: it has the default grace period for peers to reconnect."""
     master = MasterProcess(str(run.master.log.parent), "master", "--recovery-grace", "1", bind=address)
     assert master.address == address
     return master

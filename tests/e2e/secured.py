@@ -44,10 +44,10 @@ def log_all(peer: Peer) -> None:
 
 
 def connect_behind(peer: Peer, relay: str, address: str, **options: Any) -> str:
-    """Connects as a peer that can be reached by way of a relay only, and returns where the relay reaches it.
+    """Connects as a peer that others reach only through a relay. Returns the address at which the relay reaches it.
 
-    A peer that gives several addresses is dialled at each, a moment apart, and the first that answers is taken: on a
-    busy machine that need not be the relay, though it comes first.
+    Others dial all addresses of a peer, a moment apart, and take the first that answers. On a busy machine that need
+    not be the relay, even though the relay comes first.
     """
     own = []
 

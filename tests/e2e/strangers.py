@@ -1,4 +1,4 @@
-"""Strangers: connections that are not peers."""
+"""Strangers: connections that do not come from peers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def raw(address: str) -> socket.socket:
 
 
 def read(connection: socket.socket, size: int) -> bytes:
-    """Waits for so many bytes."""
+    """Waits for `size` bytes, and returns them."""
     data = b""
     while len(data) < size:
         piece = connection.recv(size - len(data))
@@ -84,7 +84,7 @@ def hello_of_nobody(run_id: bytes, receiver: bytes) -> bytes:
 
 @contextlib.contextmanager
 def server(greeting: bytes, *, closes: bool) -> Iterator[str]:
-    """A TCP server that is not a master: sends `greeting` to each client; then closes the connection or is silent."""
+    """A TCP server that is not a master. It sends `greeting` to each client, then hangs up or stays silent."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 

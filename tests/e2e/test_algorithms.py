@@ -1,4 +1,4 @@
-"""All algorithms between processes: peers that die in the middle. Results: engine/test_engine.py."""
+"""All algorithms between processes, with peers that die in the middle. engine/test_engine.py tests the results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 FORCED = ("ring", "direct")
 LARGE = 24 << 20
-"""Elements: 96 MiB, of which only a part is on its way at a time."""
+"""Number of elements: 96 MiB, of which only a part is in flight at a time."""
 
 
 def reduce_large(peer: Peer, seed: int, algorithm: str) -> dict[str, Any]:
-    """Reduces a large tensor in place until that works. What was seen on the way."""
+    """Reduces a large tensor in place until that succeeds. Returns what happened on the way."""
     array = np.full(LARGE, float(seed), np.float32)
     moved = peer.bytes_moved()
     peer.note_when(lambda: peer.bytes_moved() > moved + (16 << 20), "moving")
@@ -38,7 +38,7 @@ def reduce_large(peer: Peer, seed: int, algorithm: str) -> dict[str, Any]:
 @pytest.mark.parametrize("algorithm", FORCED)
 @pytest.mark.parametrize("victim", [0, 2, 3])
 def test_a_peer_that_is_killed_in_the_middle(algorithm: str, victim: int) -> None:
-    """S1, S2, L1, L2: the buffers of the others are as before; then they go on without it, in the same way."""
+    """S1, S2, L1, L2: the others get their old buffers back; then they go on without it, with the same algorithm."""
     with cluster() as run:
         children = run.members(4)
         for index, child in enumerate(children):
@@ -63,7 +63,7 @@ UNEVEN = (
 
 
 def reduce_until_it_is(peer: Peer, algorithm: str) -> None:
-    """All-reduces of 8 MiB until the plan is of this kind."""
+    """All-reduces 8 MiB until the plan uses this algorithm."""
     array = np.ones(2 << 20, np.float32)
     failures: list[tuple[str, ...]] = []
     while again(failures, lambda: peer.comm.all_reduce(array, np.empty_like(array))).algorithm.name != algorithm:
@@ -71,7 +71,7 @@ def reduce_until_it_is(peer: Peer, algorithm: str) -> None:
 
 
 def kill_in_the_middle(children: list[Child], victim: int) -> Child:
-    """All reduce, and one of them dies; the others are left in the list."""
+    """All reduce, and one of them dies. Removes it from the list and returns it."""
     for index, child in enumerate(children):
         child.start(reduce_large, 10**index, "auto")
     dead = children.pop(victim)
@@ -82,7 +82,7 @@ def kill_in_the_middle(children: list[Child], victim: int) -> Child:
 
 @pytest.mark.parametrize("victim", range(4))
 def test_a_peer_that_dies_while_trees_share_the_tensor(victim: int) -> None:
-    """S1, S2, L1, L2: whatever it is in each of the lanes."""
+    """S1, S2, L1, L2: whatever position the peer has in each of the lanes."""
     with wide(5, *UNEVEN) as network, cluster(network=network) as run:
         children = run.members(4)
         all_of(children, reduce_until_it_is, "TREES")
@@ -94,7 +94,7 @@ def test_a_peer_that_dies_while_trees_share_the_tensor(victim: int) -> None:
 
 @pytest.mark.parametrize("place", [0, 3])
 def test_the_end_of_a_line_of_peers_dies(place: int) -> None:
-    """The same where each hears only its neighbours, and the frames of the others are relayed."""
+    """The same in a line of peers: each has links to its neighbours only, and relays the frames of the others."""
     with hosts(5) as network, cluster(network=network) as run:
         children = run.members(4)
         for one, other in ((1, 3), (1, 4), (2, 4)):
@@ -110,7 +110,7 @@ def test_the_end_of_a_line_of_peers_dies(place: int) -> None:
 
 
 def test_who_was_heard_by_way_of_a_dead_peer_alone_leaves() -> None:
-    """L2, S6: the others go on, and it is told why it cannot."""
+    """L2, S6: the others go on. The peer that only reached the dead one leaves, and its error says why."""
     with hosts(5) as network, cluster(network=network) as run:
         children = run.members(4)
         for one, other in ((1, 3), (1, 4), (2, 4)):

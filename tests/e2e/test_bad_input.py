@@ -1,4 +1,4 @@
-"""What strangers send and what is not there: typed errors, bounded memory, and nobody in the run disturbed."""
+"""Messages from strangers, and masters that are absent: typed errors, bounded memory, and no member is disturbed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_messages_that_are_none_are_refused(run: Cluster, busy: list[Child], wha
 
 
 def test_a_message_of_a_gigabyte_is_not_taken(run: Cluster, busy: list[Child]) -> None:
-    """B1: the connection is closed at the length that it declares, before memory is set aside for it."""
+    """B1: the master closes the connection when it reads the declared length, before it allocates memory."""
     before = run.master.resident_bytes()
     with raw(run.master.address) as connection:
         connection.sendall(GREETING + READY + b"\x02" + struct.pack(">Q", 1 << 30))
@@ -101,7 +101,7 @@ def test_a_message_of_a_gigabyte_is_not_taken(run: Cluster, busy: list[Child]) -
 
 @pytest.mark.slow
 def test_many_silent_connections_to_a_peer_do_not_keep_a_joiner_out(run: Cluster) -> None:
-    """L2: more than a peer takes at a time; they are dropped in time."""
+    """L2: there are more than a peer accepts at a time. It drops them soon enough."""
     with cluster() as other:
         members = other.members(2)
         address, _, _ = members[0].call(data_address)
@@ -132,7 +132,7 @@ def test_a_server_that_is_no_master(greeting: bytes, closes: bool) -> None:
 
 @pytest.mark.slow
 def test_a_zmq_server_that_is_no_master() -> None:
-    """It speaks ZeroMQ and never answers: REGISTRATION_TIMEOUT."""
+    """The server speaks ZeroMQ and never answers: the call ends after REGISTRATION_TIMEOUT."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         comm = zpccl.Communicator(f"127.0.0.1:{port}")
@@ -146,7 +146,7 @@ NOBODY = ["127.0.0.1:1", "[::1]:1", "no.such.host.invalid:48148", "256.1.1.1:5"]
 @pytest.mark.parametrize("address", NOBODY)
 def test_nobody_listens(address: str) -> None:
     comm = zpccl.Communicator(address)
-    for _ in range(2):  # It may be tried again.
+    for _ in range(2):  # A user may call it again.
         with pytest.raises((zpccl.MasterUnreachable, zpccl.InvalidArgument)) as caught:
             comm.connect(2)
         assert caught.value.result in (Result.MASTER_CONNECTION_FAILED, Result.INVALID_ARGUMENT)
@@ -162,14 +162,14 @@ def test_bad_numbers_of_attempts(attempts: Any) -> None:
 
 
 def connect_with_another_version(peer: Peer, address: str) -> None:
-    """As a peer of the version after this one: the prefix is made of the version when the module is imported."""
+    """Connects as a peer of the next protocol version. The import of the module makes the prefix from the version."""
     limits.PROTOCOL_VERSION += 1
     messages._PREFIX = messages.MAGIC + bytes([limits.PROTOCOL_VERSION])
     harness.connect(peer, address)
 
 
 def test_a_peer_of_another_version(run: Cluster, busy: list[Child]) -> None:
-    """The newer peer is told by the older master; seen from the other side it is an older peer and a newer master."""
+    """The older master answers the newer peer. Seen from the other side, it is an older peer and a newer master."""
     failure = run.child().fails(connect_with_another_version, run.master.address)
     assert failure.kind == "VersionMismatch" and failure.result == Result.MASTER_CONNECTION_FAILED
     own = limits.PROTOCOL_VERSION

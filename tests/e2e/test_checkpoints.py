@@ -1,4 +1,4 @@
-"""Checkpoints and death: a run that lost everybody goes on from the newest one; a kill in a save leaves the old one."""
+"""Checkpoints: a run that lost all members resumes from the newest one; a kill in a save leaves the old one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e.harness import Cluster, Peer, close, cluster
 pytestmark = pytest.mark.e2e
 
 ELEMENTS = 400_000
-"""More than a piece."""
+"""More than one piece."""
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run() -> Iterator[Cluster]:
 
 
 def train(peer: Peer, path: str, steps: int) -> None:
-    """Takes steps with the others, and keeps a checkpoint of each until the one so numbered; ends when it is alone."""
+    """Takes steps with the others; saves a checkpoint of each step up to `steps`. Ends when the peer is alone."""
     weights = np.zeros(ELEMENTS, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
     while True:
@@ -40,7 +40,7 @@ def train(peer: Peer, path: str, steps: int) -> None:
 
 
 def resume(peer: Peer, path: str) -> tuple[int, float, float, str]:
-    """Loads its checkpoint if that is good, and syncs; its revision, two elements, and the error of the load."""
+    """Loads its checkpoint if valid, and syncs. Returns its revision, two elements, and the error of the load."""
     weights = np.full(ELEMENTS, -1, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
     problem = ""
@@ -53,7 +53,7 @@ def resume(peer: Peer, path: str) -> tuple[int, float, float, str]:
 
 
 def test_the_newest_checkpoint_wins_when_everybody_is_gone(run: Cluster, tmp_path: Path) -> None:
-    """S5, L2: of four that come anew one has an old checkpoint, one a newer, one a damaged newest, one none."""
+    """S5, L2: four peers start anew. One has an old checkpoint, one a newer, one a damaged newest, and one has none."""
     paths = [str(tmp_path / f"state{index}") for index in range(4)]
     members = run.members(3)
     for member, path, steps in zip(members, paths, (2, 4, 5), strict=False):
@@ -63,7 +63,7 @@ def test_the_newest_checkpoint_wins_when_everybody_is_gone(run: Cluster, tmp_pat
     for member in members[:2]:
         member.kill()
     assert "PCCLError" in members[2].failure().kinds
-    members[2].call(close)  # Killed, too, it would be waited for: a master that loses all may itself be cut off.
+    members[2].call(close)  # Not killed: a master that loses all members waits for them.
     damaged = bytearray(Path(paths[2]).read_bytes())
     damaged[len(damaged) // 2] ^= 1
     Path(paths[2]).write_bytes(damaged)
@@ -78,7 +78,7 @@ def test_the_newest_checkpoint_wins_when_everybody_is_gone(run: Cluster, tmp_pat
 
 
 def save_and_stop_in_the_middle(peer: Peer, path: str) -> None:
-    """Saves revision 1, begins to save revision 2, and stands still when a part of it is written."""
+    """Saves revision 1, begins to save revision 2, and blocks when a part of it is written."""
     random = np.random.default_rng(0).integers(0, 256, 16 * 2**20, np.uint8)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(random, "x")])
     state.push_revision()
@@ -92,12 +92,12 @@ def save_and_stop_in_the_middle(peer: Peer, path: str) -> None:
             peer.note(partial.stat().st_size)
             signal.pause()
 
-    with mock.patch("zpccl.limits.PROGRESS_INTERVAL_NS", 0):  # Every callback is due.
+    with mock.patch("zpccl.limits.PROGRESS_INTERVAL_NS", 0):  # So that every callback is due.
         state.save_state(path, on_progress=stop)
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_old_checkpoint(run: Cluster, tmp_path: Path) -> None:
-    """And what is left of the new one is in nobody's way."""
+    """The remains of the new checkpoint do not stop a later save."""
     path = tmp_path / "state"
     child = run.child().start(save_and_stop_in_the_middle, str(path))
     assert child.note() > 2**20

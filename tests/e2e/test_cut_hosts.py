@@ -1,4 +1,4 @@
-"""Hosts that fall silent: no RST, no ICMP, nothing."""
+"""Hosts that fall silent without an RST or an ICMP message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASTER = 0
 
 
 def test_a_host_that_is_cut_off() -> None:
-    """L1, L2, S5: the others go on without it; when it is back it is told that it was removed, and can take part."""
+    """L1, L2, S5: the others go on without it. When it is back, its error says so, and it can join again."""
     with hosts(5) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
         children = start_training(run, 4, heartbeat_timeout=2)
         lost, others = children[3], children[:3]
@@ -35,7 +35,7 @@ def test_a_host_that_is_cut_off() -> None:
 
 
 def test_a_host_that_stays_cut_off() -> None:
-    """L1: its calls end when the master has been away for master_timeout."""
+    """L1: its calls end once it has not reached the master for master_timeout."""
     with hosts(4) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
         children = start_training(run, 3, heartbeat_timeout=2, master_timeout=3)
         network.cut_host(3)
@@ -60,13 +60,13 @@ def test_the_host_of_the_master_is_cut_off_for_less_than_the_heartbeat_timeout()
 
 
 def train_and_tell_of_absence(peer: Peer) -> dict[str, Any]:
-    """Trains; notes when the connection to the master is given up."""
+    """Trains, and sends a note when the connection to the master is given up."""
     peer.note_when(lambda: not is_connected(peer.comm), "away")
     return train(peer)
 
 
 def test_the_host_of_the_master_is_cut_off_for_longer_than_the_heartbeat_timeout() -> None:
-    """L3: as when the master is killed and started again: no call fails."""
+    """L3: no call fails, as when the master is killed and started again."""
     with hosts(5) as network, cluster("--heartbeat-timeout", "2", network=network) as run:
         children = run.members(4, heartbeat_timeout=2)
         for child in children:
@@ -82,7 +82,7 @@ def test_the_host_of_the_master_is_cut_off_for_longer_than_the_heartbeat_timeout
 
 
 def connections_to(port: int) -> int:
-    """How many connections to a port are established, in the network of the calling thread."""
+    """Number of established connections to a port, in the network of the calling thread."""
     lines = Path("/proc/thread-self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     fields = [line.split() for line in lines]
     return sum(int(local.rpartition(":")[2], 16) == port and state == "01" for _, local, _, state, *_ in fields)

@@ -1,4 +1,4 @@
-"""Paths between two hosts that fall silent while both reach the master: nobody is evicted if an order avoids them."""
+"""Paths between two hosts fall silent while both reach the master. Nobody is evicted if an order avoids the paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_rank(children: list[Child]) -> list[int]:
 
 
 def reduce_over_a_cut(peer: Peer, seed: int, in_place: bool) -> dict[str, Any]:
-    """Reduces until one has failed and a later one has succeeded. What was seen on the way."""
+    """Reduces until one call has failed and a later one has succeeded. Returns what happened on the way."""
     original = np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32)
     send = original.copy()
     recv = send if in_place else np.empty_like(send)
@@ -48,7 +48,7 @@ def reduce_over_a_cut(peer: Peer, seed: int, in_place: bool) -> dict[str, Any]:
 
 
 def check_reduces(run: Cluster, facts: list[dict[str, Any]], epoch: int) -> None:
-    """S1, S2, L2: the same calls failed for all, and the last sum is that of all; nobody was evicted."""
+    """S1, S2, L2: the same calls failed on all members, the last sum includes all of them, and nobody was evicted."""
     inputs = [np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32) for seed in range(len(facts))]
     expected = sum(values[:: ELEMENTS // 64] for values in inputs)
     for fact in facts:
@@ -72,7 +72,7 @@ def test_a_path_that_is_cut_in_a_transfer(in_place: bool, both_ways: bool) -> No
         if both_ways:
             network.cut(order[1], order[2])
         else:
-            network.cut_one_way(order[2], order[1])  # Acknowledgements: data goes round the ring the other way.
+            network.cut_one_way(order[2], order[1])  # The way of acknowledgements: data goes the other way.
         facts = [child.value(60) for child in children]
         check_reduces(run, facts, epoch)
         assert len(facts[0]["failures"]) == 1 or not both_ways
@@ -99,7 +99,7 @@ def test_a_path_that_is_cut_while_nothing_is_sent() -> None:
 
 
 def reduce_until_it_works(peer: Peer, seed: int) -> dict[str, Any]:
-    """One reduce, again where it failed."""
+    """Makes one reduce, and repeats it while it fails."""
     send = np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32)
     failures: list[tuple[str, ...]] = []
     recv = again(failures, lambda: peer.comm.all_reduce(send))
@@ -108,7 +108,7 @@ def reduce_until_it_works(peer: Peer, seed: int) -> dict[str, Any]:
 
 
 def test_a_path_that_is_cut_while_all_train() -> None:
-    """L2, S5: reduces, votes and syncs go on with all four, with the path cut and when it is back."""
+    """L2, S5: reduces, votes and syncs go on with all four, while the path is cut and after it is back."""
     with hosts(5) as network, cluster(network=network) as run:
         children = run.members(4)
         order = by_rank(children)
@@ -126,7 +126,7 @@ def test_a_path_that_is_cut_while_all_train() -> None:
 
 @pytest.mark.parametrize("other", [1, 2, 3])
 def test_a_joiner_without_a_path_to_one_member(other: int) -> None:
-    """L2, S5: it is admitted, as there is an order that avoids the path, and gets the state from those it reaches."""
+    """L2, S5: the joiner is admitted, as an order avoids the path, and gets the state from the members it reaches."""
     with hosts(5) as network, cluster(network=network) as run:
         children = start_training(run, 3)
         network.cut(other, 4)
@@ -142,7 +142,7 @@ def test_a_joiner_without_a_path_to_one_member(other: int) -> None:
 
 
 def test_a_joiner_without_a_path_to_any_member_disturbs_nobody() -> None:
-    """S6: it is told so; the others go on."""
+    """S6: the joiner gets an error that says so; the others go on."""
     with hosts(4) as network, cluster(network=network) as run:
         children = start_training(run, 2)
         for member in (1, 2):
@@ -150,7 +150,7 @@ def test_a_joiner_without_a_path_to_any_member_disturbs_nobody() -> None:
         joiner = run.child()
         failure = joiner.fails(harness.connect, run.master.address, name=joiner.name)
         assert failure.kind == "PeerUnreachable"
-        for member in (1, 2):  # What was tried, and what came of it.
+        for member in (1, 2):  # The error names each attempt and its outcome.
             assert f"{network.address(member)}:48149: no answer in time" in failure.text
         for result in end(children):
             assert result["failures"] == [] and result["view"][1] == 2

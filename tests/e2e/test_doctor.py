@@ -1,4 +1,4 @@
-"""zpccl doctor as its users start it, with a real zpccl-master."""
+"""zpccl doctor as users start it, with a real zpccl-master."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def start(*arguments: str, network: Namespaces | None = None, host: int = 0, **c
 
 
 def run(*arguments: str, **options: Any) -> tuple[int, str, str]:
-    """Status, output and errors of the command."""
+    """Runs the command. Returns its status, output and errors."""
     with start(*arguments, **options) as child:
         output, errors = child.communicate(timeout=HANG_SECONDS)
     return child.returncode, output, errors
 
 
 def findings(*arguments: str, **options: Any) -> tuple[int, Findings]:
-    """Status, and what was found, by the name of the check."""
+    """Runs the command. Returns its status, and its findings by the name of the check."""
     status, output, errors = run(*arguments, "--json", **options)
     assert errors == ""
     report = json.loads(output)
@@ -86,7 +86,7 @@ table ip nat {
     }
 }
 """
-"""Others see the address of the router in place of that of host 1."""
+"""Rules of the router: others see its address in place of that of host 1."""
 FORWARD = """
 table ip nat {{
     chain pre {{
@@ -118,7 +118,7 @@ def test_behind_nat() -> None:
 
 
 def test_behind_nat_that_does_not_forward_what_is_advertised() -> None:
-    """An address that is advertised is none of this host: the router is at fault, not the firewall here."""
+    """The advertised address does not belong to this host: the finding blames the router, not the firewall here."""
     with hosts(2) as network, cluster(network=network) as cluster_:
         network.run_at_router(lambda: load_rules(NAT))
         arguments = ["--master", cluster_.master.address, "--advertise", "10.0.0.1:5000"]
@@ -129,7 +129,7 @@ def test_behind_nat_that_does_not_forward_what_is_advertised() -> None:
 
 
 def test_behind_nat_that_forwards_the_port() -> None:
-    """What the finding advises helps."""
+    """The advice of the finding works."""
     with hosts(2) as network, cluster(network=network) as cluster_:
         network.run_at_router(lambda: load_rules(NAT))
         forward = FORWARD.format(network.address(1), limits.PEER_PORT_FIRST)
@@ -141,7 +141,7 @@ def test_behind_nat_that_forwards_the_port() -> None:
 
 
 def test_a_blocked_port() -> None:
-    """Dropped packets, as a firewall does it: the time is bounded, and the command opens the port."""
+    """The port drops packets, as with a firewall. The check ends in bounded time; the advised command opens it."""
     with hosts(2) as network, cluster(network=network) as cluster_:
         network.run(1, lambda: load_rules(FIREWALL))
         status, found = findings("--master", cluster_.master.address, network=network, host=1)
@@ -154,7 +154,7 @@ def test_a_blocked_port() -> None:
 
 
 def test_without_a_master() -> None:
-    """It says so, and shows the rest."""
+    """The report says so, and shows the other findings."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     status, found = findings("--master", address)
@@ -179,7 +179,7 @@ def test_a_path_that_drops_everything() -> None:
     ids=["none", "another", "the same"],
 )
 def test_a_run_with_a_secret(tmp_path: Path, secret: str | None, text: str) -> None:
-    """S7: only who has it gets an answer."""
+    """S7: only a caller with the secret gets an answer."""
     file = write_private(tmp_path / "secret", SECRET)
     with cluster("--secret-file", file) as cluster_:
         status, found = findings(
@@ -239,7 +239,7 @@ def test_a_master_of_another_version() -> None:
 
 def test_ctrl_c() -> None:
     silent = socket.create_server(("127.0.0.1", 0))
-    with silent, start("--master", address_of(silent)) as child, silent.accept()[0]:  # It waits for an answer now.
+    with silent, start("--master", address_of(silent)) as child, silent.accept()[0]:  # It now waits for an answer.
         child.send_signal(signal.SIGINT)
         output, errors = child.communicate(timeout=HANG_SECONDS)
     assert (child.returncode, output, errors) == (130, "", "zpccl: interrupted\n")
@@ -271,7 +271,7 @@ def test_bad_arguments_are_said_in_a_line(arguments: list[str], text: str) -> No
 
 
 def test_what_is_advertised_has_the_port_that_is_free() -> None:
-    """Peers that run here have the ones before it."""
+    """The advertised address has the first free port: peers that run here use the ports before it."""
     with socket.create_server(("", 0)) as taken, cluster() as cluster_:
         port = taken.getsockname()[1]
         arguments = ["--master", cluster_.master.address, "--listen", f":{port}-{port + 100}"]

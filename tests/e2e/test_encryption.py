@@ -1,4 +1,4 @@
-"""S7 for data: what travels between peers shows nothing, and who changes it achieves nothing but lost time."""
+"""S7 for data: an observer on the path learns nothing, and an attacker who changes data only costs time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from zpccl.control.addresses import format_address
 pytestmark = pytest.mark.e2e
 
 PATTERN = np.random.default_rng(1).integers(0, 256, 400_000, np.uint8)
-"""A tensor that is not found by chance."""
+"""A tensor whose bytes do not occur by chance."""
 PIECE_BYTES = 1 << 16
-"""A piece of the whole size is in the middle of a frame: more follows, so that what is left out is noticed at once."""
+"""A full piece lies in the middle of a frame: more follows, so missing bytes are noticed at once."""
 
 Change = Callable[[bytes], bytes]
 
 
 class Relay:
-    """Somebody on the path to a peer, who keeps all that passes and changes a piece when told."""
+    """A relay on the path to a peer. It records all bytes, and changes a piece on request."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ class Relay:
 
     @property
     def has_changed(self) -> bool:
-        """What `change_next` was told has happened."""
+        """True once the change of `change_next` has been made."""
         return self._change is None
 
     def _accept(self) -> None:
@@ -87,7 +87,7 @@ class Relay:
 
 @contextlib.contextmanager
 def relayed(directory: Path, **options: bool) -> Iterator[tuple[Cluster, list[Child], Relay]]:
-    """Two members whose data passes a relay."""
+    """Two members whose data passes through a relay."""
     relay = Relay()
     secret = write_private(directory / "secret", SECRET)
     with contextlib.closing(relay), cluster("--secret-file", secret) as run:
@@ -98,13 +98,13 @@ def relayed(directory: Path, **options: bool) -> Iterator[tuple[Cluster, list[Ch
 
 
 def contribute(peer: Peer, pattern: np.ndarray) -> bool:
-    """One all-reduce to which only one peer contributes anything."""
+    """One all-reduce to which only one peer contributes values other than zero."""
     return bool((peer.comm.all_reduce(pattern) == PATTERN).all())
 
 
 @pytest.mark.parametrize("encrypt", [True, False])
 def test_nothing_of_a_tensor_shows_on_the_way(tmp_path: Path, encrypt: bool) -> None:
-    """And everything does with `encrypt=False`, where only connections are authenticated."""
+    """With `encrypt=False` connections are only authenticated, and the relay sees the tensor."""
     with relayed(tmp_path, **({} if encrypt else {"encrypt": False})) as (_, members, relay):
         before = len(relay.captured)
         members[0].start(contribute, PATTERN)
@@ -148,7 +148,7 @@ CHANGES: dict[str, Change] = {
 
 
 def reduce_checked(peer: Peer) -> int:
-    """Reduces until any member was told to stop, whatever fails. Each result is right, and nothing else is changed."""
+    """Reduces until any member is told to stop, whatever fails. Each result is right, and no other memory changes."""
     rank, failures = peer.comm.rank, 0
     expected = np.arange(200_000, dtype=np.float64) * (1 + 2)
     peer.note("reducing")
@@ -170,9 +170,9 @@ def reduce_checked(peer: Peer) -> int:
 
 
 def test_who_changes_data_ends_a_connection_and_no_more(tmp_path: Path) -> None:
-    """S2, L2: no change reaches a buffer, and the run goes on over new connections."""
+    """S2, L2: no change reaches a buffer; only connections end, and the run goes on over new ones."""
     with relayed(tmp_path, encrypt=True) as (_, members, relay):
-        relay.is_capturing = False  # It would be without end.
+        relay.is_capturing = False  # The recording would grow without end.
         for member in members:
             member.start(reduce_checked)
             member.note()

@@ -1,4 +1,4 @@
-"""The examples as a user runs them: a real master and real peers, each a process of its own."""
+"""The examples as a user runs them: a real master and real peers, each in its own process."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Peer:
         return record
 
     def records(self) -> list[Record]:
-        """All lines that are left; waits for the end, which must be a good one."""
+        """Waits for the end, which must be a success, and returns all remaining lines."""
         records: list[Record] = [json.loads(line) for line in self._log]
         assert self.child.wait() == 0
         return records
 
 
 class Run:
-    """A master, and the means to start examples that find it."""
+    """A master. Starts examples that find it."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -57,7 +57,7 @@ class Run:
         self.address = master.stdout.readline().split()[-1]
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
-        """Starts Python with `command`; the process ends with the test at the latest."""
+        """Starts Python with `command`. The process ends with the test at the latest."""
         child = subprocess.Popen([sys.executable, *command], env=ENVIRONMENT, text=True, **options)
         self._stack.callback(child.wait)
         self._stack.callback(child.kill)
@@ -108,7 +108,7 @@ def test_two_peers_end_with_the_same_parameters(run: Run, quantize: str) -> None
 
 
 def test_resumes_from_a_checkpoint_and_a_fresh_peer_follows(run: Run, tmp_path: Path) -> None:
-    """The same master goes on: all holders of its last revision are gone, only the checkpoint is left."""
+    """The same master goes on. All holders of its last revision are gone, and only the checkpoint is left."""
     checkpoint = str(tmp_path / "checkpoint")
     before, _ = [
         peer.records() for peer in [run.peer("--steps", "2", "--checkpoint", checkpoint), run.peer("--steps", "2")]
@@ -133,7 +133,7 @@ def test_resume_without_a_checkpoint_is_refused(run: Run, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_goes_on_when_a_peer_goes_and_another_comes(run: Run, signal_number: int, status: int) -> None:
-    """L2: the one that is left waits for company, and gives the newcomer what it has."""
+    """L2: the remaining peer waits for others, and gives its state to the newcomer."""
     survivor, victim = run.peer("--steps", "8"), run.peer("--steps", "8")
     one = [survivor.record()]
     while one[-1]["step"] < 2:

@@ -1,4 +1,4 @@
-"""L2: the master is far away, and a broken connection to it costs no healthy peer its place."""
+"""L2: the master is far away. A healthy peer whose connection to it breaks stays a member."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FarPeer(threading.Thread):
     """A peer that joins and reduces until it is closed.
 
     Attributes:
-        errors: what its calls failed with.
-        count: of the collectives that all have finished.
+        errors: errors of its calls.
+        count: number of its collectives that have finished.
     """
 
     def __init__(self, address: str, name: str, secret: str | None) -> None:
@@ -47,7 +47,7 @@ class FarPeer(threading.Thread):
 @pytest.mark.parametrize("secret", [None, new_secret()], ids=["plain", "secret"])
 @pytest.mark.parametrize("round_trip_s", [0.12, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_one_connection_breaks(round_trip_s: float, secret: str | None) -> None:
-    """It is back later than DISCONNECT_GRACE after that, and its handshake has told the master to expect so."""
+    """The peer comes back after more than DISCONNECT_GRACE. Its handshake has told the master to wait for it."""
     with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05, secret=secret) as master:
         paths = [FarPath(master.address, round_trip_s) for _ in range(COUNT)]
         peers = [FarPeer(path.address, f"p{i}", secret) for i, path in enumerate(paths)]

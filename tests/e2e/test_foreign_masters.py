@@ -1,4 +1,4 @@
-"""L3: what answers at the address of a standby is no master of this protocol. The right master goes on being used."""
+"""L3: the program at the address of a standby does not speak this protocol. Peers keep using the right master."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWERS = pytest.mark.parametrize("answer", [OTHER_VERSION, b"nonsense", b""], i
 
 @contextlib.contextmanager
 def foreign_server(answer: bytes, address: str = "127.0.0.1:*") -> Iterator[str]:
-    """Something that speaks ZeroMQ and answers everything with the same bytes. Yields its address."""
+    """A server that speaks ZeroMQ and answers everything with the same bytes. Yields its address."""
     is_over = threading.Event()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://{address}")
@@ -71,7 +71,7 @@ def sums(comms: list[zpccl.Communicator]) -> set[float]:
 
 @ANSWERS
 def test_a_newcomer_passes_it_by(answer: bytes) -> None:
-    """The run is at the standby, and what stands first in the list of all is a foreign one now."""
+    """The standby leads the run. A foreign program has taken the first address in the list."""
     with (
         zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as first,
         zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as standby,
@@ -89,7 +89,7 @@ def test_a_newcomer_passes_it_by(answer: bytes) -> None:
 
 @ANSWERS
 def test_members_pass_it_by(answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """The master of the run dies; the standby is foreign, and named; the master comes back, and no call fails."""
+    """The master of the run dies. The log names the foreign standby. The master comes back, and no call fails."""
     caplog.set_level(logging.WARNING, "zpccl.peer")
     master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
     standby = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
@@ -111,7 +111,7 @@ def test_members_pass_it_by(answer: bytes, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_the_only_master_is_replaced_by_mistake(caplog: pytest.LogCaptureFixture) -> None:
-    """Members wait for the right one."""
+    """Members wait for the right master."""
     master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
     master.run()
     try:

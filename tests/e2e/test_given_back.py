@@ -1,8 +1,8 @@
-"""S4: when a call has returned or raised, the caller's memory is the caller's, whatever the other peers still do.
+"""S4: once a call has returned or raised, only the caller uses its memory, whatever the other peers still do.
 
-Each call has memory of its own. As soon as the call is over here, this memory is made inaccessible, or freed. A thread
-that touched it later would be killed with its process; a system call that did would fail, and its connection be lost.
-Calls end in all ways: well, timed out, interrupted, or with a peer that died, mostly while bytes move.
+Each call has its own memory. As soon as the call is over on this peer, this memory becomes inaccessible or is freed. A
+thread that touched it later would be killed with its process; a system call that did so would fail and lose its
+connection. Calls succeed, time out, are interrupted, or lose a peer that dies, mostly while bytes move.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 BYTES = 8 << 20
 ELEMENTS = BYTES // 4
 TRIES = 2
-"""Of each kind of call: so often one of the peers gives it up."""
+"""How often a peer gives up each kind of call."""
 KINDS = ("out of place", "in place", "not restored", "quantised", "broadcast", "all_gather", "reduce_scatter")
 _PROT_NONE = 0  # bits/mman-linux.h
 
@@ -49,19 +49,19 @@ class Memory:
         self._bytes = self.array.nbytes
 
     def give_up(self) -> mmap.mmap | None:
-        """Nobody may touch it any more: it is freed, or inaccessible for as long as what is returned is kept."""
+        """Forbids further use: frees the memory, or makes it inaccessible while the returned mapping is kept."""
         self.array = None
         if self._region is not None:
             libc = ctypes.CDLL(None, use_errno=True)
             assert libc.mprotect(ctypes.c_void_p(self._address), self._bytes, _PROT_NONE) == 0, ctypes.get_errno()
             libc.madvise(
                 ctypes.c_void_p(self._address), self._bytes, mmap.MADV_DONTNEED
-            )  # It keeps its addresses only.
+            )  # It keeps only its addresses.
         return self._region
 
 
 def memories(kind: str, size: int, place: int, is_locked: bool) -> list[Memory]:
-    """What a call reads and writes: a bit of its own for each peer. Where there are two, the second is written."""
+    """The memory that a call uses, with one bit for each peer. If there are two regions, it writes the second."""
     send = Memory(ELEMENTS, 1 << place, is_locked)
     if kind in ("in place", "not restored", "quantised", "broadcast"):
         return [send]
@@ -90,19 +90,19 @@ def start(comm: zpccl.Communicator, kind: str, tag: int, used: list[Memory], is_
 
 
 def moved_bytes(peer: Peer) -> int:
-    """Sent and received."""
+    """Bytes sent and received."""
     return sum(sum(sent) + sum(received) for sent, received in link_facts(peer.comm, Engine.link_stats))
 
 
 def when_moving(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
-    """Waits until so many bytes have moved, or the call is over. True: it goes on."""
+    """Waits until `count` bytes have moved or the call is over. Returns True if the call still runs."""
     begin = moved_bytes(peer)
     until(lambda: is_over(handle) or moved_bytes(peer) >= begin + count, "the end of a call")
     return not is_over(handle)
 
 
 def wait_until_interrupted(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:
-    """As `handle.wait()`, with Ctrl-C after so many bytes."""
+    """Calls `handle.wait()`, and sends Ctrl-C after `count` bytes."""
 
     def interrupt() -> None:
         if when_moving(peer, handle, count):
@@ -120,7 +120,7 @@ def wait_until_interrupted(peer: Peer, handle: zpccl.AsyncReduceHandle, count: i
 
 
 def end(peer: Peer, handle: zpccl.AsyncReduceHandle, how: str, count: int) -> bool:
-    """Waits for the end of a call, or makes it end after so many bytes. True: it succeeded."""
+    """Waits for a call, or makes it end after `count` bytes in the way `how`. Returns True if it succeeded."""
     if how == "interrupted":
         return wait_until_interrupted(peer, handle, count)
     if how == "timed out":
@@ -131,19 +131,19 @@ def end(peer: Peer, handle: zpccl.AsyncReduceHandle, how: str, count: int) -> bo
 
 
 def check(kind: str, used: list[Memory], is_right: bool, place: int) -> int:
-    """S1, S2: what a call has left behind. Returns who took part, as bits; 0 after a failure."""
+    """S1, S2: checks the memory after a call. Returns the participants as bits, or 0 after a failure."""
     if not is_right:
         assert kind == "not restored" or (used[0].array == 1 << place).all(), f"{kind}: not as before"
         return 0
     if kind == "all_gather":
         return int(sum(used[1].array[::ELEMENTS]))
-    result = used[-1].array[: ELEMENTS // 8]  # The part of a reduce-scatter is that long at least.
+    result = used[-1].array[: ELEMENTS // 8]  # The part of a reduce-scatter has at least this length.
     assert np.ptp(result) < 0.1, f"{kind}: not the same everywhere"
     return round(float(result[0]))
 
 
 def call_until_it_succeeds(peer: Peer, kind: str, tag: int, place: int, ways: list[str]) -> tuple[int, int]:
-    """Makes a call, which ends in each of these ways first. Returns how often it failed, and who took part then."""
+    """Ends a call in each of these ways, then repeats it until it succeeds. Returns failures and participants."""
     choose = random.Random(tag)
     for failures in itertools.count():
         is_locked = failures % 3 != 2
@@ -158,7 +158,7 @@ def call_until_it_succeeds(peer: Peer, kind: str, tag: int, place: int, ways: li
 
 
 def give_calls_up(peer: Peer, place: int) -> dict[str, Any]:
-    """All kinds of calls; the members take turns in giving them up."""
+    """Makes all kinds of calls; the members take turns to give them up."""
     failures = 0
     for tag, kind in enumerate(KINDS):
         gives_up = tag % peer.comm.world_size == place
@@ -184,13 +184,13 @@ def test_calls_that_are_given_up(is_sealed: bool, tmp_path: Path) -> None:
 
 
 def die_in_turn(peer: Peer, place: int, kinds: list[str]) -> dict[str, Any]:
-    """In each kind of call one member dies: of those who are left the last."""
+    """In each kind of call one member dies: the last of those that are left."""
     failures = 0
     for tag, kind in enumerate(kinds):
         last = 1 + len(kinds) - tag
         failed, took_part = call_until_it_succeeds(peer, kind, tag, place, ["killed"] if place == last else [])
         if place == last:
-            os.kill(os.getpid(), signal.SIGKILL)  # The call was over too soon.
+            os.kill(os.getpid(), signal.SIGKILL)  # The call ended too early.
         alive = (1 << last) - 1
         assert took_part in ({1} if kind == "broadcast" else {alive, alive | 1 << last}), f"{kind}: {took_part:b}"
         failures += failed

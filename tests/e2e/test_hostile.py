@@ -1,6 +1,7 @@
-"""S6, S7, B1 with real processes: whatever one hostile joiner does, members reduce on, and memory and logs are bounded.
+"""S6, S7, B1 with real processes: whatever a hostile joiner does, members reduce on, and memory and logs are bounded.
 
-Each test runs against a master without a secret and one with; where a secret keeps the attacker out, it has the secret.
+Each test runs with a master without a secret and with one that has a secret. The attacker has the secret if it would
+not get in without it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from zpccl.protocol.messages import (
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MASTER_GROWTH_BYTES_MAX = 256 * MIB
-"""What any of these attacks may add to the largest size that the master ever has: what loopback brings while the master
-does not look, INFLOW_INTERVAL and as long as others have the processors. Those who send without end offer more."""
+"""How much any of these attacks may add to the master's peak memory. It covers what loopback delivers while the master
+does not look: for INFLOW_INTERVAL, and as long as other processes have the processors. Endless senders offer more."""
 MEMBER_GROWTH_BYTES_MAX = 32 * MIB
 LOG_LINES_MAX = limits.REFUSALS_LOGGED_MAX + limits.LOG_LINES_MAX
 SALTS = itertools.count()
@@ -70,7 +71,7 @@ class HostileRun:
 
     @contextlib.contextmanager
     def dealer(self) -> Iterator[zmq.Socket[bytes]]:
-        """A connection of somebody who has the secret, if there is one."""
+        """A connection of an attacker. It has the secret, if there is one."""
         if self.secret is not None:
             with dealer_with(self.address, self.options) as dealer:
                 yield dealer
@@ -81,7 +82,7 @@ class HostileRun:
                 yield dealer
 
     def hello(self) -> Hello:
-        """Of a peer that nobody has heard of, whose addresses lead nowhere."""
+        """The Hello of an unknown peer whose addresses lead nowhere."""
         salt = next(SALTS).to_bytes(SALT_BYTES, "big")
         keys = peer_keys(self.secret)
         peer_id = salt * 2 if keys is None else make_peer_id(keys.identity, salt)
@@ -107,14 +108,14 @@ def peak_bytes(process: Process) -> int:
 
 
 def forget_peak(process: Process) -> int:
-    """The size from which its peak is counted now."""
+    """Starts to count the peak anew. Returns the size at which it starts."""
     Path(f"/proc/{process.pid}/clear_refs").write_text("5")
     return peak_bytes(process)
 
 
 @pytest.fixture(autouse=True)
 def nobody_disturbed(hostile_run: HostileRun) -> Iterator[None]:
-    """The members reduce while the test goes on; none of it fails, and nobody becomes large or talkative."""
+    """The members reduce while the test runs. No reduce fails, and no process grows or logs beyond its bounds."""
     members, master = hostile_run.members, hostile_run.run.master
     for child in members:
         child.start(harness.reduce_until_told)
@@ -145,7 +146,7 @@ def texts_of(process: Process) -> str:
 
 
 def lines_of(process: Process) -> int:
-    """Lines of the log from INFO on: who asks for more gets more."""
+    """Number of log lines of level INFO and above: a user who enables more gets more."""
     return sum(" DEBUG " not in line for line in texts_of(process).splitlines())
 
 
@@ -153,7 +154,7 @@ def lines_of(process: Process) -> int:
 
 
 def test_registers_a_thousand_times_on_one_connection(hostile_run: HostileRun) -> None:
-    """The first time by itself: a stranger that sends more than a Hello before it is read may be cut off (B1)."""
+    """The first Hello goes alone: the master may cut off a stranger that sends more before it is read (B1)."""
     with hostile_run.dealer() as dealer:
         dealer.send(encode(hostile_run.hello()))
         assert isinstance(receive(dealer), Welcome)
@@ -166,7 +167,7 @@ def test_registers_a_thousand_times_on_one_connection(hostile_run: HostileRun) -
 
 
 def test_registers_on_hundreds_of_connections(hostile_run: HostileRun) -> None:
-    """More than may be pending: the others are refused."""
+    """More than may be pending: the master refuses the others."""
     count = limits.PENDING_PEERS_MAX + 50
     with contextlib.ExitStack() as stack:
         dealers = [stack.enter_context(hostile_run.dealer()) for _ in range(count)]
@@ -190,7 +191,7 @@ NONSENSE: dict[str, PeerMessage] = {
 
 @pytest.mark.parametrize("what", NONSENSE)
 def test_votes_for_what_does_not_exist(hostile_run: HostileRun, what: str) -> None:
-    """Before it registers, and as a pending peer."""
+    """Before the attacker registers, and as a pending peer."""
     with hostile_run.dealer() as dealer:
         dealer.send(encode(NONSENSE[what]))
         answer = receive(dealer)
@@ -232,7 +233,7 @@ def until_refused(dealer: zmq.Socket[bytes]) -> None:
 
 
 def test_never_reads_its_messages(hostile_run: HostileRun) -> None:
-    """It says Hello over and over, which has longer answers. Its connection ends when too much waits for it."""
+    """It says Hello over and over, which has longer answers. Its connection ends when too many of them wait for it."""
     data, lost = encode(hostile_run.hello()), "peer hostile lost its connection"
     before = texts_of(hostile_run.run.master).count(lost)
 
@@ -246,7 +247,7 @@ def test_never_reads_its_messages(hostile_run: HostileRun) -> None:
         dealer.disconnect(f"tcp://{hostile_run.address}")
         dealer.setsockopt(zmq.RCVHWM, 1)
         dealer.setsockopt(zmq.RCVBUF, 4096)
-        dealer.connect(f"tcp://{hostile_run.address}")  # Options count from here on.
+        dealer.connect(f"tcp://{hostile_run.address}")  # Options set above apply to this connection.
         until(lambda: is_dropped_for_it(dealer), "the end of its connection")
 
 
@@ -266,7 +267,7 @@ FLOODS = {
 
 def flood(connection: socket.socket, first: bytes, rest: bytes) -> None:
     """Sends `first`, then `rest` until the other side takes no more."""
-    with contextlib.suppress(OSError):  # It is closed, or (BlockingIOError) its window is.
+    with contextlib.suppress(OSError):  # The connection is closed, or its window is full (BlockingIOError).
         connection.sendall(first)
         connection.setblocking(False)
         for _ in range(64):
@@ -276,7 +277,7 @@ def flood(connection: socket.socket, first: bytes, rest: bytes) -> None:
 
 @pytest.mark.parametrize("what", FLOODS)
 def test_sends_without_end(hostile_run: HostileRun, what: str) -> None:
-    """16 connections, until each is shut down; with a secret they get no further than the greeting."""
+    """16 connections, until each is shut down. With a secret they get no further than the greeting."""
     first, rest = FLOODS[what]
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(raw(hostile_run.address)) for _ in range(16)]
@@ -290,7 +291,7 @@ def test_sends_without_end(hostile_run: HostileRun, what: str) -> None:
 
 @pytest.mark.parametrize("registers", [False, True])
 def test_sends_messages_of_many_parts(hostile_run: HostileRun, registers: bool) -> None:
-    """Of ZeroMQ's own making, encrypted where there is a secret."""
+    """Messages made by ZeroMQ itself, encrypted if there is a secret."""
     with hostile_run.dealer() as dealer, dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
         if registers:
             dealer.send(encode(hostile_run.hello()))
@@ -302,14 +303,14 @@ def test_sends_messages_of_many_parts(hostile_run: HostileRun, registers: bool) 
         dealer.send(b"")
         assert monitor.poll(int(harness.HANG_SECONDS * 1000)), "its connection stands"
         dealer.disable_monitor()
-    assert " refused " in texts_of(hostile_run.run.master)  # The reason may be one of those that are only counted.
+    assert " refused " in texts_of(hostile_run.run.master)  # The log may count the reason without naming it.
 
 
 # --- How many connections it has --------------------------------------------------------------------------------------
 
 
 def test_silent_connections_to_the_master(hostile_run: HostileRun) -> None:
-    """Without a greeting, with a part of one, and after one: all go, and a newcomer registers meanwhile."""
+    """Connections without a greeting, with part of one, and after one. All end, and meanwhile a newcomer registers."""
     beginnings = [b"", b"\xff", GREETING[:20], GREETING, GREETING + READY]
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(raw(hostile_run.address)) for _ in range(300)]
@@ -322,7 +323,7 @@ def test_silent_connections_to_the_master(hostile_run: HostileRun) -> None:
 
 
 def test_silent_connections_to_the_peers(hostile_run: HostileRun) -> None:
-    """More than a peer takes at a time, and of each kind."""
+    """More connections of each kind than a peer accepts at a time."""
     for address, peer_id, run_id in hostile_run.places:
         beginnings = [
             b"",
@@ -343,7 +344,7 @@ def test_silent_connections_to_the_peers(hostile_run: HostileRun) -> None:
 
 
 def test_sends_without_end_to_the_peers(hostile_run: HostileRun) -> None:
-    """Nobody reads on after the hello: the kernel holds back the rest until the connection is closed."""
+    """The peer reads nothing after the hello: the kernel holds back the rest until the connection is closed."""
     with contextlib.ExitStack() as stack:
         connections: list[socket.socket] = []
         for address, peer_id, run_id in hostile_run.places:
@@ -354,7 +355,7 @@ def test_sends_without_end_to_the_peers(hostile_run: HostileRun) -> None:
 
 
 def test_a_newcomer_joins_after_all_that(hostile_run: HostileRun) -> None:
-    """Not while the members reduce: they must vote for it."""
+    """The members cannot reduce meanwhile, as they must vote for the newcomer."""
     members = hostile_run.members
     members[0].tell()
     assert len({child.value() for child in members}) == 1

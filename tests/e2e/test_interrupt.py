@@ -1,4 +1,4 @@
-"""Ctrl-C in every call that waits: prompt, nothing touched afterwards, nobody else harmed."""
+"""Ctrl-C in every call that waits: it is prompt, touches nothing afterwards, and harms nobody else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def blocked_reduce(peer: Peer) -> None:
 def blocked_wait(peer: Peer) -> None:
     peer.kept["array"] = send = array()
     handle = peer.comm.all_reduce_async(send, send, op=zpccl.ReduceOp.SUM)
-    peer.note_when(lambda: harness.is_waited_for(handle), "waiting")  # The call itself is made already.
+    peer.note_when(lambda: harness.is_waited_for(handle), "waiting")  # The call itself has been made.
     handle.wait()
 
 
@@ -86,7 +86,7 @@ def settled(peer: Peer) -> None:
     "function", [blocked_reduce, blocked_wait, blocked_many, blocked_update, blocked_question, blocked_sync]
 )
 def test_a_call_that_waits_for_others(run: Cluster, function: Any) -> None:
-    """S2, S4, L1, L2: the vote is withdrawn, and everything works at once, the same call too."""
+    """S2, S4, L1, L2: the vote is withdrawn, and everything works again at once, including the same call."""
     members = run.members(2)
     victim = members[0].start(function)
     victim.note()
@@ -98,7 +98,7 @@ def test_a_call_that_waits_for_others(run: Cluster, function: Any) -> None:
 
 
 def reduce_much(peer: Peer) -> None:
-    """Reduces 64 MiB again and again; says when bytes move."""
+    """Reduces 64 MiB again and again. Sends a note when bytes move."""
     peer.kept["original"] = np.random.default_rng(1).standard_normal(16 << 20, np.float32)
     peer.kept["array"] = send = peer.kept["original"].copy()
     recv = np.empty_like(send)
@@ -113,7 +113,7 @@ def is_restored(peer: Peer) -> bool:
 
 
 def test_a_reduce_that_moves_bytes(run: Cluster) -> None:
-    """S2: everyone's buffers are as before the call; the others are told who withdrew, and stay."""
+    """S2: everyone's buffers are as before the call. The others get an error that names the peer, and stay."""
     members = run.members(3)
     for child in members:
         child.start(reduce_much)
@@ -166,7 +166,7 @@ def test_connect_while_nobody_listens(run: Cluster) -> None:
 
 @pytest.mark.slow
 def test_without_a_master_an_interrupted_call_ends(run: Cluster) -> None:
-    """L1, L3: the master's word does not come; the memory is the user's again, and the peer stays a member."""
+    """L1, L3: no decision of the master arrives. The user has the memory back, and the peer stays a member."""
     members = run.members(2)
     members[0].start(blocked_reduce)
     members[0].note()
@@ -194,9 +194,9 @@ with zpccl.Communicator(sys.argv[1]) as comm:
 
 @pytest.mark.slow
 def test_a_program_ends_as_python_programs_do(run: Cluster) -> None:
-    """Its exit status is that of Ctrl-C, nothing but the traceback is printed, and the run sees a graceful leave.
+    """Its exit status is that of Ctrl-C, it prints nothing but the traceback, and the run sees a graceful leave.
 
-    The other one, left alone, ends with an error that it does not catch: that is a graceful leave too.
+    The other program, left alone, ends with an error that it does not catch. That is a graceful leave too.
     """
     command = [sys.executable, "-W", "error", "-c", PROGRAM, run.master.address]
     programs = [

@@ -60,9 +60,9 @@ def all_to_all(peer: Peer, tensor: Array, is_root: bool) -> dict[str, Any]:
 
 
 def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bool) -> dict[str, Any]:
-    """Makes a call again and again until a peer is lost, and then with those who are left until it succeeds.
+    """Repeats a call until a peer is lost, and then with the remaining peers until it succeeds.
 
-    The peer may also be lost between two calls; then the next one is among fewer, or lacks its root.
+    A peer may also be lost between two calls. Then the next call has fewer participants, or lacks its root.
     """
     tensor, size = input_of(seed), peer.comm.world_size
     moved = peer.bytes_moved()
@@ -74,7 +74,7 @@ def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bo
             found |= call(peer, tensor, is_root)
             assert found["right"]
     except (zpccl.PeerLost, zpccl.CollectiveMismatch) as error:
-        if isinstance(error, zpccl.PeerLost) and error.peers:  # It names none where all had called too late.
+        if isinstance(error, zpccl.PeerLost) and error.peers:  # The error names no peer if all had called too late.
             found["lost"] = error.result, error.peers
         assert (tensor == input_of(seed)).all()
     except zpccl.TooFewPeers:
@@ -93,7 +93,7 @@ def work(peer: Peer, call: Callable[..., dict[str, Any]], seed: int, is_root: bo
 def run_until_one_dies(
     size: int, call: Callable[..., Any], root: int, victim: int
 ) -> tuple[list[dict[str, Any]], Child]:
-    """What the survivors report; seeds are 1, 10, 100, 1000."""
+    """Returns the reports of the survivors, and the victim. Seeds are 1, 10, 100, 1000."""
     with cluster() as run:
         children = run.members(size)
         for place, child in enumerate(children):
@@ -115,7 +115,7 @@ CASES = [
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call, root, victim", CASES)
 def test_a_peer_dies_in_the_middle(size: int, call: Callable[..., Any], root: int, victim: int) -> None:
-    """S1, S2, L1, L2: all survivors lose the call with their tensors as before, and go on without the dead."""
+    """S1, S2, L1, L2: the call fails for all survivors and leaves their tensors as before. They go on."""
     ends, dead = run_until_one_dies(size, call, root, victim)
     for end in ends:
         assert end["lost"] in ((Result.RANK_CONNECTION_LOST, (dead.name,)), None)
@@ -140,7 +140,7 @@ def pass_barrier(peer: Peer) -> int:
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_barrier_does_not_wait_for_the_dead(size: int) -> None:
-    """L1: who is killed before it has come is waited for no more; the same where it had come."""
+    """L1: nobody waits for a peer that is killed, whether or not it had reached the barrier."""
     with cluster() as run:
         children = run.members(size)
         for child in children[1:]:
@@ -159,7 +159,7 @@ def test_a_barrier_does_not_wait_for_the_dead(size: int) -> None:
 
 
 def test_barriers_go_on_when_the_master_is_started_again() -> None:
-    """L3: who waits in a barrier goes on waiting."""
+    """L3: a peer that waits in a barrier goes on waiting."""
     with cluster() as run:
         one, two = run.members(2)
         one.start(pass_barrier)

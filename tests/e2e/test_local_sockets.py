@@ -1,4 +1,4 @@
-"""Peers of one host whose data goes over Unix-domain sockets: the same promises as over TCP, which other tests use."""
+"""Peers of one host send data over Unix-domain sockets. The same promises hold as over TCP, which other tests use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 ELEMENTS = 1 << 20
 KILLS_MAX = 20
-"""So many may miss the middle of a call, on a machine where nothing runs on time."""
+"""On a machine where nothing is on time, this many kills may miss the middle of a call."""
 
 
 def data_families(peer: Peer, master_port: int) -> set[str]:
@@ -37,7 +37,7 @@ def families_of(run: Cluster, members: list[Child]) -> list[set[str]]:
 
 
 def share(peer: Peer, value: float) -> tuple[float, float]:
-    """A reduce and a sync. Returns the sum, and what is shared."""
+    """Makes a reduce and a sync. Returns the sum and the shared value."""
     total = peer.comm.all_reduce(np.full(ELEMENTS, value, np.float32))
     weights = np.full(ELEMENTS, value, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
@@ -68,8 +68,8 @@ def test_whoever_has_none_is_reached_by_tcp() -> None:
 
 
 def reduce_in_place(peer: Peer, value: float) -> tuple[float, tuple[str, ...]]:
-    """Reduces large tensors in place until somebody is lost. Returns what the tensor holds then, and who was lost in
-    the call; nobody, if that was between two calls.
+    """Reduces large tensors in place until a peer is lost. Returns the tensor's value then, and the peers that were
+    lost in the call: none, if the loss was between two calls.
     """
     tensor = np.full(8 * ELEMENTS, value, np.float32)
     moved = peer.bytes_moved()
@@ -85,7 +85,7 @@ def reduce_in_place(peer: Peer, value: float) -> tuple[float, tuple[str, ...]]:
 
 
 def test_a_peer_is_killed() -> None:
-    """S2, L1: the others notice at once, by no heartbeat, and have their old tensors."""
+    """S2, L1: the others notice at once, without a heartbeat timeout, and have their old tensors."""
     with cluster("--heartbeat-timeout", "120") as run:
         members = run.members(2, local_sockets=True)
         lost: tuple[str, ...] = ()

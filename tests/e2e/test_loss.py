@@ -1,4 +1,4 @@
-"""Peers that die while others reduce many tensors. In a sync: test_state_faults.py."""
+"""Peers that die while others reduce many tensors. test_state_faults.py has deaths in a sync."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reduce_many(peer: Peer, seed: int) -> dict[str, Any]:
 
 
 def test_many_reduces_go_on_without_a_peer_that_is_killed() -> None:
-    """S1, L2: each tensor is the sum of all who were there when it was reduced: of four, or of three."""
+    """S1, L2: each tensor is the sum of all peers that were members when it was reduced: of four, or of three."""
     with cluster() as run:
         children = run.members(4)
         for seed, child in enumerate((1, 10, 100, 1000)):
@@ -58,7 +58,7 @@ def fork_worker(peer: Peer) -> int:
 
 @pytest.mark.parametrize("local", [False, True])
 def test_a_worker_that_survives_its_trainer_does_not_hide_its_death(local: bool) -> None:
-    """L2: it has inherited all connections, and closed them. Heartbeats would be missed too late for this test."""
+    """L2: the worker has inherited and closed all connections. Missed heartbeats would be too late for this test."""
     with cluster("--heartbeat-timeout", "120") as run:
         members = run.members(3, local_sockets=local)
         worker = members[2].call(fork_worker)

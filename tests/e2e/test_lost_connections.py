@@ -1,4 +1,4 @@
-"""Connections of links that are reset while calls run: no call fails, and the connections come back."""
+"""Links whose connections are reset while calls run: no call fails, and the connections come back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def data_sockets(peer: Peer, master_port: int) -> dict[Any, list[socket.socket]]
 
 
 def reset(connection: socket.socket) -> None:
-    """Ends a connection: what is on its way is gone, over TCP in both directions."""
+    """Ends a connection. Bytes in flight are lost, over TCP in both directions."""
     if connection.family == socket.AF_UNIX:
         return connection.shutdown(socket.SHUT_RDWR)
     unspecified = (ctypes.c_uint16 * 8)(socket.AF_UNSPEC)
@@ -50,7 +50,7 @@ def reset(connection: socket.socket) -> None:
 
 
 def states(peer: Peer) -> list[Any]:
-    """Of all links of this peer."""
+    """The states of all links of this peer."""
     return harness.link_facts(peer.comm, Engine.link_state)
 
 
@@ -59,7 +59,7 @@ def are_whole(peer: Peer) -> bool:
 
 
 def break_connections(peer: Peer, seed: int, master_port: int) -> None:
-    """Breaks some connections of a link, never all, again and again; each time once all are back."""
+    """Breaks some connections of a link, never all, again and again; each time it waits until all are back."""
     choose = random.Random(seed)
     for _ in range(BREAKS):
         until(lambda: are_whole(peer), "all connections")
@@ -74,7 +74,7 @@ def break_connections(peer: Peer, seed: int, master_port: int) -> None:
 
 
 def reduce_while_they_break(peer: Peer, master_port: int | None, in_place: bool) -> dict[str, Any]:
-    """Reduces until the peer that is told the master's port has broken connections often enough. No call may fail."""
+    """Reduces until the peer that knows the master's port has broken connections often enough. No call may fail."""
     threads = ThreadPoolExecutor(1)
     breaker = threads.submit(break_connections, peer, 7, master_port) if master_port else None
     rounds, is_over = 0, False

@@ -1,4 +1,4 @@
-"""zpccl-master as its users start it."""
+"""zpccl-master as users start it."""
 
 from __future__ import annotations
 

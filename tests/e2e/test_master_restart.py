@@ -35,7 +35,7 @@ def test_killed_at_random_moments() -> None:
 
 
 def test_a_newcomer_is_admitted_by_the_new_master() -> None:
-    """L3, L2: a peer that comes while there is no master, or that one has registered and another admits."""
+    """L3, L2: a peer comes while there is no master, or one master registers it and the next one admits it."""
     with cluster() as run:
         members = run.members(2)
         for child in members:
@@ -68,7 +68,7 @@ def test_epochs_grow_and_the_run_is_the_same() -> None:
 
 
 def test_calls_wait_while_there_is_no_master() -> None:
-    """L3: longer than a peer waits for a peer, shorter than master_timeout."""
+    """L3: for longer than a peer waits for another peer, but shorter than master_timeout."""
     with cluster() as run:
         members = run.members(2)
         address = run.master.address

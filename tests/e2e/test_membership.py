@@ -26,7 +26,7 @@ def ones(count: int = 1000) -> np.ndarray[Any, Any]:
 
 
 def reduce_and_be_interrupted(peer: Peer, seed: int, count: int, in_place: bool) -> dict[str, Any]:
-    """Reduces until a failure, then again. What was seen on the way."""
+    """Reduces until a call fails, then again. Returns what happened on the way."""
     peer.kept["input"] = original = np.random.default_rng(seed).standard_normal(count, np.float32)
     send = original.copy()
     recv = send if in_place else np.empty_like(send)
@@ -54,7 +54,7 @@ def reduce_and_be_interrupted(peer: Peer, seed: int, count: int, in_place: bool)
 @pytest.mark.alone
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_peer_killed_in_a_transfer(in_place: bool) -> None:
-    """S1, S2, L1, L2: everyone else's call fails in about a second with its buffers as before; the next one works."""
+    """S1, S2, L1, L2: the others' calls fail in about a second, with buffers as before; the next calls succeed."""
     count = 16 << 20
     with cluster() as run:
         children = run.members(4)
@@ -72,12 +72,12 @@ def test_a_peer_killed_in_a_transfer(in_place: bool) -> None:
         assert fact["view"][1] == 3 and fact["attributes"] == (3, 3, 1, 3)
         assert np.array_equal(fact["sum"], facts[0]["sum"]), "S1"
         assert np.allclose(fact["sum"], sum(inputs), rtol=1e-5, atol=1e-5), "L2"
-        assert (fact["failed_ns"] - killed_ns) / 1e9 < 3.0, "L1"  # About 1 s on a machine with nothing else to do.
+        assert (fact["failed_ns"] - killed_ns) / 1e9 < 3.0, "L1"  # About 1 s on an idle machine.
     assert len({fact["tag"] for fact in facts}) == 1, "S1"
 
 
 def test_a_peer_that_leaves_is_not_missed() -> None:
-    """L2: a graceful leave costs nobody a call, even where its vote is waited for."""
+    """L2: a graceful leave fails nobody's call, even if the others wait for the leaver's vote."""
     with cluster() as run:
         one, two, three = run.members(3)
         one.start(waiting_reduce)
@@ -90,7 +90,7 @@ def test_a_peer_that_leaves_is_not_missed() -> None:
 
 
 def waiting_reduce(peer: Peer, tag: int = 0) -> np.ndarray[Any, Any]:
-    """Reduces ones, with a note once the call waits."""
+    """Reduces ones, and sends a note once the call waits."""
     peer.note_when_calling()
     return harness.reduce(peer, ones(), tag=tag)
 
@@ -105,7 +105,7 @@ def connect_again(peer: Peer) -> int:
 
 
 def test_a_silent_host_is_evicted_and_may_come_back() -> None:
-    """L1, L2: the others go on within the heartbeat timeout; the one that slept is told so and can connect again."""
+    """L1, L2: the others go on within the heartbeat timeout. The silent peer gets an error and can connect again."""
     with cluster("--heartbeat-timeout", "2") as run:
         one, two, three = run.members(3, heartbeat_timeout=2)
         three.freeze()
@@ -123,7 +123,7 @@ def test_a_silent_host_is_evicted_and_may_come_back() -> None:
 
 
 def reduce_until_it_fails(peer: Peer) -> None:
-    """Reduces, and again where a peer was lost."""
+    """Reduces, and repeats the call if a peer was lost."""
     while True:
         try:
             peer.comm.all_reduce(ones())
@@ -135,7 +135,7 @@ def reduce_until_it_fails(peer: Peer) -> None:
 
 
 def test_a_joiner_that_dies_while_pending_is_forgotten() -> None:
-    """S6, L1: reduces go on, nobody is pending after it, and update_topology does not wait for it."""
+    """S6, L1: reduces go on, no peer is pending afterwards, and update_topology does not wait for the dead one."""
     with cluster() as run:
         members = run.members(2)
         joiner = run.child()
@@ -158,7 +158,7 @@ def is_anyone_pending(peer: Peer) -> bool:
 
 
 def test_two_groups_reduce_independently() -> None:
-    """Groups have their own sums; attributes count both ways."""
+    """Groups have their own sums. There are attributes for the group and for the run."""
     with cluster() as run:
         children = run.members(5, groups=[0, 7, 7, 0, 7])
         assert sums(children) == [2.0, 3.0, 3.0, 2.0, 3.0]
@@ -182,7 +182,7 @@ def test_two_groups_reduce_independently() -> None:
 
 
 def test_a_peer_that_ends_leaves_gracefully() -> None:
-    """L1: a program that ends without close() does not hang, and is seen to leave."""
+    """L1: a program that ends without close() does not hang, and the run sees it leave."""
     with cluster() as run:
         one, two = run.members(2)
         two.hang_up()
@@ -193,7 +193,7 @@ def test_a_peer_that_ends_leaves_gracefully() -> None:
 
 @pytest.mark.slow
 def test_a_killed_master_is_missed_in_time() -> None:
-    """L1: calls wait for it as long as they were told to, then say so, each of them."""
+    """L1: calls wait for the master as long as configured; then each of them raises an error that says so."""
     with cluster() as run:
         one, two = run.members(2, master_timeout=1)
         one.start(waiting_reduce)
@@ -217,7 +217,7 @@ def descriptors_and_threads() -> tuple[int, int]:
 
 
 def connect_and_close(peer: Peer, address: str, times: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Descriptors and threads after the first time and after the last."""
+    """Connects and closes again and again. Returns descriptors and threads after the first time and after the last."""
     seen = []
     for _ in range(times):
         with zpccl.Communicator(address):

@@ -1,4 +1,4 @@
-"""The metrics of a master while a run goes on."""
+"""The metrics of a master while its run goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def metrics_of(master: MasterProcess) -> str:
 
 
 def shows(address: str, **wanted: float) -> dict[str, float]:
-    """Waits for values to be shown: a master publishes soon after something has happened."""
+    """Waits until the metrics show these values: a master publishes them soon after an event."""
 
     def look() -> Any:
         seen = scrape(address)

@@ -1,6 +1,6 @@
-"""Masters that have a name with addresses of both versions of IP, as localhost is on many systems.
+"""Masters whose name has addresses of both IP versions, as localhost has on many systems.
 
-Linux, as root: each program has an /etc/hosts and a network of its own.
+Linux, as root: each program has its own /etc/hosts and network.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ with zpccl.MasterNode(sys.argv[1], recovery_grace=0) as master:
 
 
 def run(program: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a program where names have the addresses of HOSTS. Skips the test if this process cannot."""
+    """Runs a program in which names have the addresses of HOSTS. Skips the test if this process cannot do so."""
     hosts = folder / "hosts"
     hosts.write_text(HOSTS)
     enter = ["unshare", "--mount", "--net", "sh", "-c", ENTER, str(hosts)]
@@ -66,14 +66,14 @@ WHERE = pytest.mark.parametrize(
 
 @WHERE
 def test_a_peer_reaches_a_master_by_its_name(tmp_path: Path, listen: str, host: str) -> None:
-    """Whichever of the addresses of the name the master listens at; by default those of IPv4."""
+    """The master may listen at any of the addresses of the name; by default it listens at those of IPv4."""
     done = run(PEER, listen, host, folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 @WHERE
 def test_a_peer_comes_back_to_it(tmp_path: Path, listen: str, host: str) -> None:
-    """When the master is started again."""
+    """The peer comes back when the master is started again."""
     done = run(AGAIN, listen, host, folder=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("False "), done.stderr
 
@@ -86,6 +86,6 @@ def test_the_doctor_does(tmp_path: Path, listen: str, host: str) -> None:
 
 
 def test_a_name_at_which_nobody_listens(tmp_path: Path) -> None:
-    """Both addresses fail: an error, and no loop."""
+    """Both addresses fail: connect() raises an error and does not loop."""
     done = run(PEER, "127.0.0.2:0", "far", folder=tmp_path)
     assert done.returncode == 1 and "MasterUnreachable" in done.stderr and "nobody answers" in done.stderr

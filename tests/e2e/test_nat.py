@@ -1,4 +1,4 @@
-"""Peers behind NATs: who can be dialled works with everybody, and a pair that cannot meet costs nobody the run."""
+"""Peers behind NATs: a peer that can be dialled works with all others, and a pair that cannot meet stays in the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ELEMENTS = 1 << 20
 
 
 def connect(peer: Peer, address: str, **options: Any) -> float:
-    """Connects; returns how long it took, in seconds."""
+    """Connects. Returns the time it took, in seconds."""
     begun = time.monotonic()
     harness.connect(peer, address, **options)
     return time.monotonic() - begun
 
 
 def join_in_turn(run: Cluster, count: int, **options: Any) -> tuple[list[Child], list[float]]:
-    """Starts members one after the other, the first one on host 1. Returns them, and how long each took to join."""
+    """Starts members one after the other, the first one on host 1. Returns them and the time each took to join."""
     members: list[Child] = []
     seconds = []
     for _ in range(count):
@@ -44,7 +44,7 @@ def join_in_turn(run: Cluster, count: int, **options: Any) -> tuple[list[Child],
 
 
 def reduce(peer: Peer, value: float) -> tuple[float, str]:
-    """The sum over all, and the algorithm."""
+    """All-reduces. Returns the sum and the algorithm."""
     recv = np.empty(ELEMENTS, np.float32)
     info = peer.comm.all_reduce(np.full(ELEMENTS, value, np.float32), recv)
     assert (recv == recv[0]).all()
@@ -52,7 +52,7 @@ def reduce(peer: Peer, value: float) -> tuple[float, str]:
 
 
 def move(peer: Peer, value: float, is_root: bool) -> tuple[list[float], float, float]:
-    """What all have, what the root has, and a part of the sum of all."""
+    """Calls the other collectives. Returns the gathered values, the root's value, and a part of the sum."""
     tensor = np.full(ELEMENTS, value, np.float32)
     rows = peer.comm.all_gather(tensor).tensor
     part = peer.comm.reduce_scatter(tensor).tensor
@@ -62,7 +62,7 @@ def move(peer: Peer, value: float, is_root: bool) -> tuple[list[float], float, f
 
 
 def swap(peer: Peer, value: float) -> tuple[list[float], str]:
-    """A number from each peer, for this one alone, and the algorithm."""
+    """Calls all-to-all. Returns one number from each peer, and the algorithm."""
     rows = np.repeat(value + np.arange(3, dtype=np.float32), ELEMENTS).reshape(3, ELEMENTS)
     result = peer.comm.all_to_all(rows)
     assert (result.tensor == result.tensor[:, :1]).all()
@@ -70,12 +70,12 @@ def swap(peer: Peer, value: float) -> tuple[list[float], str]:
 
 
 def place(peer: Peer) -> int:
-    """Its place in order of ids."""
+    """The peer's index in the order of ids."""
     return peer.comm.peer_ids.index(peer.comm.peer_id)
 
 
 def sync(peer: Peer, value: float) -> float:
-    """Shares a state; what it is then."""
+    """Syncs a shared state. Returns its value afterwards."""
     weights = np.full(ELEMENTS, value, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
     strategy = zpccl.SharedStateSyncStrategy.SEND_ONLY if value else zpccl.SharedStateSyncStrategy.ENFORCE_POPULAR
@@ -85,7 +85,7 @@ def sync(peer: Peer, value: float) -> float:
 
 
 def connections(peer: Peer) -> list[int]:
-    """How many connections each of its links has."""
+    """The number of connections of each of its links."""
     return [len(sent) for sent, _ in harness.link_facts(peer.comm, Engine.link_stats)]
 
 
@@ -95,7 +95,7 @@ both_versions = pytest.mark.parametrize("is_ipv6", [False, True], ids=["IPv4", "
 @both_versions
 @pytest.mark.parametrize("natted", [1, 2])
 def test_a_peer_behind_a_nat_and_one_that_can_be_dialled(natted: int, is_ipv6: bool) -> None:
-    """L2: whoever registers first."""
+    """L2: whichever of the two registers first."""
     with nat_hosts(3, natted, is_ipv6=is_ipv6) as network, cluster(network=network) as run:
         members, seconds = join_in_turn(run, 2)
         print("joined after", seconds)
@@ -123,12 +123,12 @@ def test_two_peers_behind_nats_that_keep_ports(is_ipv6: bool, is_secret: bool, t
 @both_versions
 @pytest.mark.parametrize("public", [1, 2])
 def test_a_pair_that_cannot_meet(public: int, is_ipv6: bool) -> None:
-    """L2, S5: all goes by way of the third peer, and nobody is removed."""
+    """L2, S5: the third peer relays all data, and nobody is removed."""
     with nat_hosts(4, *({1, 2, 3} - {public}), is_ipv6=is_ipv6) as network, cluster(network=network) as run:
         members, seconds = join_in_turn(run, 3)
         print("joined after", seconds)
         assert all_of(members, reduce, 2.0) == [(6.0, "TREES")] * 3
-        for value, child in enumerate(members):  # From the last one, which does not reach all.
+        for value, child in enumerate(members):  # Starts with the last one, which does not reach all others.
             child.start(sync, 7.0 if value == 2 else 0.0)
         assert [child.value() for child in members] == [7.0] * 3
         for value, child in enumerate(members):
@@ -146,7 +146,7 @@ def test_a_pair_that_cannot_meet(public: int, is_ipv6: bool) -> None:
 
 @both_versions
 def test_a_peer_that_nobody_reaches(is_ipv6: bool) -> None:
-    """S6, L2: it is told what was tried, and takes part as soon as somebody comes whom both reach."""
+    """S6, L2: its error says which addresses were tried. It takes part as soon as a peer comes that both can reach."""
     with nat_hosts(4, 1, 2, is_ipv6=is_ipv6) as network, cluster(network=network) as run:
         (first,), _ = join_in_turn(run, 1)
         second = run.child()

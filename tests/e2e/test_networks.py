@@ -1,4 +1,4 @@
-"""The network that other tests cut: its cuts are silent, and nothing of it is left."""
+"""The network that other tests cut: its cuts are silent, and nothing of it remains afterwards."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PORT = 5000
 
 
 def icmp_messages_received(network: Network) -> int:
-    """All that any host got."""
+    """The number of ICMP messages that all hosts have received."""
     return sum(network.run(host, lambda: counter("Icmp", "InMsgs")) for host in range(network.host_count))
 
 
 def test_a_cut_path_is_silent_and_comes_back() -> None:
-    """TCP sends again and again and hears nothing: no RST, no ICMP. When the path is back, so are the bytes."""
+    """TCP retransmits and gets neither an RST nor an ICMP message. When the path is back, the bytes arrive."""
     with hosts(3) as network, connection(network, 0, 1) as (dialled, accepted):
         dialled.sendall(b"before")
         assert accepted.recv(100) == b"before"
@@ -55,7 +55,7 @@ def test_nobody_answers_a_new_connection_over_a_cut_path() -> None:
             dialled = socket.socket()
             dialled.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                dialled.connect((network.address(1), PORT))  # Nobody listens: that would be a RST.
+                dialled.connect((network.address(1), PORT))  # Nobody listens: a whole path returns an RST.
             return dialled
 
         with network.run(0, dial) as dialled:
@@ -118,9 +118,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_nothing_is_left_of_a_test_run_that_is_killed(tmp_path: Path) -> None:
-    """Its processes end, and with them all that holds its namespaces."""
+    """Its processes end, and with them everything that keeps its namespaces alive."""
     with hosts(1):
-        pass  # Or there is nothing to test here.
+        pass  # Skips the test if this process cannot create a network.
     command = [sys.executable, "-c", KILLED.format(directory=str(tmp_path))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in (str(TESTS), *sys.path) if path)}
     killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 
 def come_back(run: Run) -> None:
-    """Another master, at the same address."""
+    """Starts another master at the same address."""
     run.master = zpccl.MasterNode(run.master.address, recovery_grace=0.05)
     run.master.run()
 
@@ -30,7 +30,7 @@ def summed(comm: zpccl.Communicator, timeout: float | None = None) -> float:
 
 
 def use_up_plans(run: Run) -> None:
-    """Calls that are planned ahead succeed without a master; from now on none is left."""
+    """Makes the calls that are planned ahead, which succeed without a master. Afterwards no plan is left."""
     while not any(run.errors(interrupted)):
         pass
 
@@ -41,7 +41,7 @@ def interrupted(comm: zpccl.Communicator) -> Any:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_timeouts_while_the_master_is_away(times: int) -> None:
-    """The same tag again and again, before the master has heard of the first call."""
+    """Calls with the same tag end again and again, before the master has heard of the first one."""
     with local_run(3) as run:
         assert run.all(summed) == [6.0] * 3
         run.master.interrupt()
@@ -55,7 +55,7 @@ def test_timeouts_while_the_master_is_away(times: int) -> None:
 
 
 def test_one_gives_up_and_the_others_wait() -> None:
-    """The call of the one, made again, is the one that the others have waited for."""
+    """The first peer makes its call again, and that one joins the call in which the others wait."""
     with local_run(3) as run:
         run.master.interrupt()
         others = [run.start(summed, comm) for comm in run.comms[1:]]
@@ -67,7 +67,7 @@ def test_one_gives_up_and_the_others_wait() -> None:
 
 
 def test_another_call_after_the_timeout() -> None:
-    """It is one that may not run beside the first: the peer holds it back until that one is settled."""
+    """The other call may not run beside the first: the peer holds it back until the first one is settled."""
     with local_run(3) as run:
         run.master.interrupt()
         assert {type(error) for error in run.errors(interrupted)} == {zpccl.OperationTimeout}

@@ -1,4 +1,4 @@
-"""The README does what it says: its program runs, its commands exist."""
+"""The README is correct: its program runs, and its commands exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 60
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of a language, "" for those without one."""
+    """The code blocks of a language; "" selects blocks without one."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""S7 with real processes: strangers are refused and logged, and nobody in the run is disturbed meanwhile."""
+"""S7 with real processes: strangers are refused and logged, and meanwhile no member is disturbed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A run of two members with a secret. None of it may show in a log."""
+    """A run of two members with a secret. The secret must not appear in any log."""
     file = write_private(tmp_path_factory.mktemp("secret") / "secret", SECRET)
     with cluster("--secret-file", file) as run:
         for child in run.members(2, secret=SECRET):
@@ -93,7 +93,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("attempts", [1, 5])
 @pytest.mark.parametrize("what", OTHERS)
 def test_who_has_not_the_secret_is_told_so(run: Cluster, busy: list[Child], what: str, attempts: int) -> None:
-    """At once: it does not try again, as it does where nobody answers."""
+    """At once: the peer does not try again, as it does if nobody answers."""
     options, text = OTHERS[what]
     before = run.master.log.read_text().count("refused ")
     comm = zpccl.Communicator(run.master.address, **options)
@@ -113,7 +113,7 @@ def test_a_secret_where_the_master_has_none() -> None:
 
 
 class CutOnce(FarPath):
-    """Ends the first connection as a master does that is stopped, and started again at once."""
+    """Ends the first connection, as a master does that is stopped and started again at once."""
 
     has_cut = False
 
@@ -125,7 +125,7 @@ class CutOnce(FarPath):
 
 
 def test_a_newcomer_whose_master_is_restarted_within_the_handshake() -> None:
-    """L3: it was told that the run has another secret."""
+    """L3: the newcomer must not conclude that the run has another secret."""
     with zpccl.MasterNode("127.0.0.1:0", secret=SECRET, recovery_grace=0.05) as master:
         path = CutOnce(master.address)
         try:
@@ -183,7 +183,7 @@ def test_no_bytes_get_past_the_door(run: Cluster, busy: list[Child], what: str) 
 
 
 class Partners:
-    """A master's key, keys of peers, and the list of those that are allowed."""
+    """A master's key, the keys of peers, and the list of allowed keys."""
 
     def __init__(self, directory: Path, *names: str) -> None:
         self.master = new_private_key()
@@ -209,7 +209,7 @@ def join_as(run: Cluster, partners: Partners, *names: str) -> list[Child]:
 
 
 def test_partners_with_keys_of_their_own(tmp_path: Path) -> None:
-    """Unknown, removed, and let in again; the others reduce all the while."""
+    """A key is unknown, removed, and allowed again, while the others go on reducing."""
     partners = Partners(tmp_path, "alice", "bob", "carol")
     with cluster(*partners.arguments) as run:
         alice, bob, carol = join_as(run, partners, "alice", "bob", "carol")
@@ -258,7 +258,7 @@ def test_a_list_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:
-    """Bob has an allowed key, and somehow all that Alice ever said: her id and the token of her session."""
+    """Bob has an allowed key. He also knows everything that Alice ever sent: her id and the token of her session."""
     partners = Partners(tmp_path, "alice", "bob")
     with cluster(*partners.arguments) as run:
         members = join_as(run, partners, "alice", "bob")
@@ -271,7 +271,7 @@ def test_a_partner_cannot_pass_for_another(tmp_path: Path) -> None:
 def test_a_removed_key_is_not_heard_on_its_old_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """libzmq cannot close it for us. What came while the key was not allowed does not count later either."""
+    """libzmq cannot close the connection. Messages from while the key was not allowed do not count later either."""
     caplog.set_level(logging.INFO, "zpccl.master")
     partners = Partners(tmp_path, "alice", "bob")
     heard: list[str] = []
@@ -308,18 +308,18 @@ def test_a_removed_key_is_not_heard_on_its_old_connection(
 
 
 def test_a_link_that_comes_too_late_is_closed() -> None:
-    """S7: its other end may have been removed while the handshake ended."""
+    """S7: its other end may have been removed during the end of the handshake."""
     with zpccl.MasterNode("127.0.0.1:0") as master, zpccl.Communicator(master.address) as comm:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.settimeout(harness.HANG_SECONDS)
-            loop_of(comm)._on_link(NewLink(b"?" * 16, 1, [theirs], None))  # As the broker does, a moment too late.
+            loop_of(comm)._on_link(NewLink(b"?" * 16, 1, [theirs], None))  # As the broker does, but a moment too late.
             assert ours.recv(1) == b""
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "secret"])
 def test_a_server_that_breaks_the_protocol_does_not_hang_connect(secret: str | None) -> None:
-    """L1: libzmq gives up on such a server; all tries are made nevertheless."""
+    """L1: libzmq gives up on such a server; the peer still makes all its tries."""
     mechanism = b"NULL" if secret is None else b"CURVE"
     greeting = GREETING[:12] + mechanism.ljust(20, b"\0") + GREETING[32:]
     with server(greeting + b"\x04\x06\x05WRONG", closes=False) as address:
@@ -330,7 +330,7 @@ def test_a_server_that_breaks_the_protocol_does_not_hang_connect(secret: str | N
 
 
 def reduce_in_spite_of_losses(peer: Peer) -> int:
-    """Reduces until any member was told to stop; a loss may cost a call, made again. Returns the world size."""
+    """Reduces until any member is told to stop, and repeats calls that a loss costs. Returns the world size."""
     send = np.zeros(10_000, np.float32)
     peer.note("reducing")
     told = False
@@ -343,7 +343,7 @@ def reduce_in_spite_of_losses(peer: Peer) -> int:
 
 
 def wait_until_closed(peer: Peer) -> str:
-    """Reduces until this peer is removed; returns what it is told."""
+    """Reduces until this peer is removed. Returns the text of the error."""
     while True:
         try:
             peer.comm.all_reduce(np.zeros(10_000, np.float32), op=zpccl.ReduceOp.MAX)
@@ -354,7 +354,7 @@ def wait_until_closed(peer: Peer) -> str:
 
 
 def test_a_flood_of_strangers_fills_no_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """B1: many refused connections are a bounded number of lines, and members do not notice."""
+    """B1: many refused connections give a bounded number of log lines, and members are not disturbed."""
     monkeypatch.setattr(limits, "REFUSALS_LOGGED_MAX", 5)
     with (
         zpccl.MasterNode("127.0.0.1:0", secret=SECRET) as master,

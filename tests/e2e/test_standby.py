@@ -1,4 +1,4 @@
-"""L3, S3: several masters, real processes. A quorum of the members moves to a standby; two parts never both go on."""
+"""L3, S3: several masters, real processes. A quorum of members moves to a standby; two parts never both go on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(run: Cluster, addresses: list[str], count: int, **options: Any) -> lis
 
 
 def test_a_standby_takes_over_and_hands_back() -> None:
-    """L3, S1, S5: no call fails, no result differs, whichever of two masters is killed."""
+    """L3, S1, S5: no call fails and no result differs, whichever of the two masters is killed."""
     with two_masters() as (run, masters):
         address = ",".join(master.address for master in masters)
         members = start(run, [address] * 4, 4)
@@ -64,7 +64,7 @@ def test_a_standby_takes_over_and_hands_back() -> None:
 
 
 def test_a_newcomer_finds_the_master_that_leads() -> None:
-    """L3: also where the first of the list is there again, and idle."""
+    """L3: this also holds if the first master of the list is back and leads no run."""
     with two_masters() as (run, masters):
         address = ",".join(master.address for master in masters)
         members = start(run, [address] * 3, 3)
@@ -83,20 +83,20 @@ def own_id(peer: harness.Peer) -> str:
 
 
 def lowest_first(members: list[Child]) -> list[Child]:
-    """The one with the lowest peer id first."""
+    """The members, starting with the one that has the lowest peer id."""
     return sorted(members, key=lambda child: str(child.call(own_id)))
 
 
 @pytest.mark.slow
 def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
-    """S3: of four members, the two with the lowest id among them go on; the others wait, and rejoin when healed."""
+    """S3: of four members, the two that include the lowest id go on. The others wait, and rejoin after the heal."""
     with two_masters() as (run, masters):
         paths = [[FarPath(master.address) for master in masters] for _ in range(4)]
         lists = [",".join(path.address for path in both) for both in paths]
         members = start(run, lists, 4, master_timeout=60)
         path_of = dict(zip(members, paths, strict=True))
         ordered = lowest_first(members)
-        # The half that may go on is left with the standby only: it has to be moved there.
+        # The half that may go on reaches the standby only, so it has to move there.
         going_on, waiting = [ordered[0], ordered[2]], [ordered[1], ordered[3]]
         for child in going_on:
             path_of[child][0].cut()
@@ -115,7 +115,7 @@ def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
         assert {child.failure().kind for child in waiting} == {"Kicked"}
         assert [master.log.read_text().count("taking over the run") for master in masters] == [0, 1]
         for child in waiting:
-            # Who comes first votes for the other.
+            # A peer that joins first votes for the other.
             child.start(harness.join, lists[members.index(child)], 4, name=child.name, n_attempts=50)
         for child in going_on:
             child.start(harness.admit, 4)
@@ -130,7 +130,7 @@ def test_two_masters_reached_by_disjoint_halves_never_both_lead() -> None:
 
 
 def reduce_until_done(peer: harness.Peer) -> float:
-    """All-reduces ones until that succeeds; its world size."""
+    """All-reduces ones until that succeeds. Returns its world size."""
     while True:
         with contextlib.suppress(zpccl.PeerLost):
             return float(peer.comm.all_reduce(np.ones(10, np.float32))[0])

@@ -1,6 +1,6 @@
-"""What strikes a sync of shared state in the middle, and what becomes of it: `tools/bench.py state-faults`, all of it.
+"""Faults in the middle of a sync of shared state, and their effects: all of `tools/bench.py state-faults`.
 
-Real processes, real SIGKILL. The tool checks what all hold; the tests look at what it found.
+Real processes, real SIGKILL. The tool checks what all peers hold; the tests look at its findings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE_BYTES = 32 * MIB
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the tool found, by fault."""
+    """The tool's findings, by fault."""
     path = tmp_path_factory.mktemp("faults") / "rows.json"
     command = [sys.executable, bench.__file__, "state-faults", "--bytes", str(SIZE_BYTES), "--json", str(path)]
     ended = subprocess.run(command, text=True, capture_output=True, check=False)
@@ -33,14 +33,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", state_faults.FAULTS)
 def test_what_is_promised_is_kept(rows: dict[str, dict[str, Any]], fault: str) -> None:
-    """S2, S5, S6, L1: who ends with what, at which revision, and what the errors and the log say."""
+    """S2, S5, S6, L1: the state and revision of each peer at the end, and the texts of errors and log."""
     assert rows[fault]["problems"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["none", "holder-killed", "joiner-killed", "joiners-added", "wrong-bytes"])
 def test_it_takes_no_second_call(rows: dict[str, dict[str, Any]], fault: str) -> None:
-    """Nobody who is left gets an error."""
+    """No survivor gets an error."""
     assert rows[fault]["errors"] == {}
 
 
@@ -52,7 +52,7 @@ def test_a_dead_holder_costs_what_was_under_way(rows: dict[str, dict[str, Any]])
 
 @pytest.mark.slow
 def test_without_holders_there_is_an_error(rows: dict[str, dict[str, Any]]) -> None:
-    """And nothing of the joiner has changed: that is one of the promises above."""
+    """The joiner's state has not changed: that is one of the promises above."""
     assert list(rows["holders-killed"]["errors"]) == ["joiner0"]
 
 
@@ -65,7 +65,7 @@ def outcome(**changes: Any) -> dict[str, Any]:
 
 
 class Log:
-    """Stands for a scene whose members are named."""
+    """Replaces a scene whose members have names."""
 
     size_bytes = MIB
     joiners = ("joiner0",)

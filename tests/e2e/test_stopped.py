@@ -1,4 +1,4 @@
-"""Peers that are stopped (SIGSTOP) for a moment, as on a host that sleeps or swaps. For long: test_membership.py."""
+"""Peers that are stopped (SIGSTOP) briefly, as on a host that sleeps or swaps. test_membership.py has longer stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sockets_of(child: Child) -> set[str]:
 
 
 def unread_bytes(child: Child, sockets: set[str], port: int) -> int:
-    """What waits in the kernel to be read on those of the child's connections that lead to a port."""
+    """Bytes that the kernel holds unread on the child's connections to a port."""
     total = 0
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{child.pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
@@ -32,7 +32,7 @@ def unread_bytes(child: Child, sockets: set[str], port: int) -> int:
 
 @pytest.mark.parametrize("local", [False, True])
 def test_stopped_for_less_than_the_heartbeat_timeout(local: bool) -> None:
-    """L1: the others wait, for some heartbeats that nobody answers; nothing else happens."""
+    """L1: the others wait, for some heartbeats without an answer; nothing else happens."""
     with cluster() as run:
         children = run.members(4, local_sockets=local)
         for child in children:
@@ -41,7 +41,7 @@ def test_stopped_for_less_than_the_heartbeat_timeout(local: bool) -> None:
         port = int(run.master.address.rpartition(":")[2])
         children[3].freeze()
         sockets = sockets_of(children[3])
-        for _ in range(5):  # Two or three messages may have been under way; the others are heartbeats.
+        for _ in range(5):  # Two or three messages may have been in flight; the others are heartbeats.
             before = unread_bytes(children[3], sockets, port)
             until(lambda before=before: unread_bytes(children[3], sockets, port) > before, "a heartbeat")  # type: ignore[misc]
         assert not any(child.is_done() for child in children)

@@ -1,4 +1,4 @@
-"""What is known of a network of several hosts: at a peer, in the log, in the metrics, and in the log of the master."""
+"""What a peer, its log, the metrics, and the log of the master show of a network of several hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_paths_have_rates_and_links_interfaces() -> None:
     with hosts(4) as network, cluster(network=network) as run:
         peers = run.members(3)
         all_of(peers, reduce_large)
-        all_of(peers, reduce_large)  # With its votes the master has all reports on the first.
+        all_of(peers, reduce_large)  # With the votes for this one the master has all reports on the first.
         found, text = peers[0].call(topology)
         assert [peer.name for peer in found.peers] and len(found.peers) == 3
         assert found.paths and all(path.age is not None and path.age < 60 for path in found.paths)
@@ -48,7 +48,7 @@ def test_paths_have_rates_and_links_interfaces() -> None:
 
 
 def test_operators_see_the_rates() -> None:
-    """In the metrics, and in the log of the master after SIGUSR2."""
+    """The metrics show the rates, and so does the log of the master after SIGUSR2."""
     with hosts(3) as network, cluster("--metrics", f"{network.address(0)}:9464", network=network) as run:
         peers = run.members(2)
         all_of(peers, reduce_large)

@@ -1,7 +1,7 @@
-"""Emulated wide-area networks with real traffic: nothing is early or above its rate, no byte is changed.
+"""Emulated wide-area networks with real traffic: nothing arrives early or above its rate, and no byte changes.
 
-What is measured against the clock are lower bounds only, which hold on any machine; the model's times are tested
-exactly in test_wan_model.py.
+Tests with the clock only check lower bounds, which hold on any machine. test_wan_model.py tests the model's times
+exactly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 COUNT = 5000
-"""Datagrams that losses are counted by."""
+"""Number of datagrams over which losses are counted."""
 
 
 def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
-    """Sends numbered datagrams from host 0 to host 1, as fast as it goes; returns those that arrive, in their order."""
+    """Sends numbered datagrams from host 0 to host 1 at full speed. Returns those that arrive, in order of arrival."""
     with datagram_socket(network, 0) as sender, datagram_socket(network, 1) as receiver:
         for number in range(count):
             sender.sendto(number.to_bytes(4, "big") + bytes(size_bytes - 4), receiver.getsockname())
@@ -56,7 +56,8 @@ def flood(network: EmulatedNetwork, count: int, size_bytes: int) -> list[int]:
 
 
 def dropped(receiver: socket.socket) -> int:
-    """Datagrams that the kernel had no room for: SK_MEMINFO_DROPS of SO_MEMINFO (asm-generic/socket.h)."""
+    """Number of datagrams that the kernel dropped for lack of room: SK_MEMINFO_DROPS of SO_MEMINFO
+    (asm-generic/socket.h)."""
     count: int = struct.unpack("9I", receiver.getsockopt(socket.SOL_SOCKET, 55, 36))[-1]
     return count
 
@@ -78,19 +79,19 @@ def test_no_answer_is_earlier_than_the_round_trip() -> None:
 
 
 def test_no_more_comes_than_the_rate_carries() -> None:
-    """TCP and what is not TCP, however many connections."""
+    """The limit holds for TCP and for other traffic, whatever the number of connections."""
     with wide(2, "path 0 1 rate_mbit=20") as network, contextlib.ExitStack() as stack:
         pairs = [stack.enter_context(connection(network, 0, 1)) for _ in range(3)]
         began = time.monotonic()
         received = transfer(pairs, 1 << 20)
         seconds = time.monotonic() - began
         assert received == 3 << 20
-        assert seconds * 20e6 >= 3 * 2**20 * 8  # Headers, the first packet's wait: it is always more.
+        assert seconds * 20e6 >= 3 * 2**20 * 8  # Headers and the wait of the first packet only add to it.
         assert network.counts().paths[0, 1]["out_bytes"] > 3 << 20
 
 
 def transfer(pairs: list[tuple[socket.socket, socket.socket]], size_bytes: int) -> int:
-    """Sends random bytes over each connection at once; returns how many came, all of them right."""
+    """Sends random bytes over all connections at once. Returns how many arrived, all of them right."""
     digests: dict[int, bytes] = {}
     received: dict[int, tuple[int, bytes]] = {}
 
@@ -155,7 +156,7 @@ def test_a_full_queue_drops_the_rest() -> None:
 
 
 def test_a_cut_pair_is_silent_and_comes_back() -> None:
-    """No RST and no ICMP: TCP sends again and again, and other paths work."""
+    """There is no RST and no ICMP: TCP retransmits, and other paths work."""
     with wide(3, "link * * delay_ms=1") as network, connection(network, 0, 1) as (dialled, accepted):
         network.change("link 0 1 cut=1")
         dialled.sendall(b"lost")
@@ -225,7 +226,7 @@ def test_delays_and_rates_change_while_bytes_are_under_way() -> None:
 
 
 def bytes_out(network: EmulatedNetwork, least: int) -> int:
-    """What has come from host 0 to host 1, or 0 while it is less."""
+    """Bytes that have come from host 0 to host 1, or 0 while there are fewer than `least`."""
     out = network.counts().paths[0, 1]["out_bytes"]
     return out if out >= least else 0
 
@@ -252,8 +253,8 @@ def test_the_emulator_ends_with_its_network_and_with_its_owner() -> None:
 
 @contextlib.contextmanager
 def network_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A network by `python tools/wan`, ended if it still runs, and for each host the command that enters it. The test
-    is skipped where there can be none."""
+    """A network by `python tools/wan`, and for each host the command that enters it. Ends the network if it still runs.
+    Skips the test if this process cannot create one."""
     command = [sys.executable, str(TOOLS / "wan"), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as up:
@@ -270,7 +271,7 @@ def network_up(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[st
 
 
 def answer(up: subprocess.Popen[str], *lines: str) -> str:
-    """The next line that the command prints, after it was told these."""
+    """Sends these lines to the command. Returns the next line that it prints."""
     assert up.stdin is not None and up.stdout is not None
     up.stdin.writelines(f"{line}\n" for line in lines)
     up.stdin.flush()
@@ -290,7 +291,7 @@ def test_the_command_runs_programs_on_hosts_and_changes_the_network(tmp_path: Pa
         assert up.stderr is not None and "'soon' is no number" in up.stderr.readline()
         assert answer(up, "reset", "stats").startswith("emulator: reads=")
         assert up.stdin is not None
-        up.stdin.close()  # The network stays.
+        up.stdin.close()  # The network stays up.
         assert subprocess.run([*ways[0].split(), "true"], check=False).returncode == 0
         up.send_signal(signal.SIGINT)
         assert up.wait(HANG_SECONDS) == 128 + signal.SIGINT

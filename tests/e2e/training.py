@@ -18,9 +18,10 @@ ELEMENTS = 50_000
 
 
 def train(peer: Peer, is_newcomer: bool = False) -> dict[str, Any]:
-    """Admits pending peers, all-reduces, syncs; retries when a peer was lost. Ends when the test has signalled any.
+    """Admits pending peers, all-reduces, syncs; retries if a peer was lost. Ends when the test has called `tell()` of
+    any member.
 
-    Sends a note with the number of participants of an all-reduce whenever it changes.
+    Sends a note whenever the number of participants of an all-reduce changes.
     """
     weights = np.full(ELEMENTS, -1.0 if is_newcomer else 0.0, np.float32)
     state = zpccl.SharedState([zpccl.TensorInfo.from_numpy(weights, "weights")])
@@ -56,7 +57,7 @@ def again(failures: list[tuple[str, ...]], call: Callable[[], T]) -> T:
 
 
 def train_anew(peer: Peer, address: str, **options: Any) -> dict[str, Any]:
-    """Replaces a closed communicator by a new one, joins, and trains."""
+    """Replaces a closed communicator with a new one, joins, and trains."""
     peer.comm.close()
     harness.connect(peer, address, **options)
     return train(peer, is_newcomer=True)
@@ -72,14 +73,14 @@ def start_training(run: harness.Cluster, count: int, **options: Any) -> list[har
 
 
 def lines_of_losses(run: harness.Cluster) -> list[str]:
-    """Lines of the master's log about members that were lost or removed."""
+    """Lines of the master's log about lost or removed members."""
     lines = run.master.log.read_text().splitlines()
     return [line for line in lines if "zpccl.master: member " in line and not line.endswith(" left")]
 
 
 def end(children: list[harness.Child]) -> list[dict[str, Any]]:
     """Ends the training, and checks that all members hold the same state."""
-    children[0].tell()  # The others learn it from this one.
+    children[0].tell()  # The others learn of it from this one.
     results = [child.value() for child in children]
     for key in ("digest", "revision"):
         assert len({result[key] for result in results}) == 1, (key, results)

@@ -1,4 +1,4 @@
-"""Connections of a link that come and go, as Python sees them; test_retransmit.c tests what becomes of their frames."""
+"""Connections of a link that come and go, seen from Python. test_retransmit.c tests their frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair:
         ]
 
     def lose(self, index: int) -> list[ConnectionLost]:
-        """Ends a connection; what both engines say of it."""
+        """Ends a connection. Returns the reports of both engines."""
         self.copies[index].shutdown(socket.SHUT_RDWR)
         events = [event for engine in self.engines for event in wait_events(engine, 1)]
         assert all(isinstance(event, ConnectionLost) for event in events)
@@ -90,7 +90,7 @@ def test_what_is_not_taken_stays_the_callers(pair: Pair) -> None:
 
 
 def test_one_that_only_one_end_has_is_settled_too(pair: Pair) -> None:
-    """The dialler may never come to add it; then the place is free again, with the next generation."""
+    """The dialler may never come to add it. Then the place is free again, with the next generation."""
     pair.lose(2)
     near, far = socket_pair()
     pair.engines[1].add_connection(peer_id(0), pair.links[1], 2, 1, far.detach())

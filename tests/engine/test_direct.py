@@ -1,6 +1,6 @@
 """The direct exchange of the C engine: order of rank, window, roundings, hostile and lost peers.
 
-What it has in common with the ring is tested by test_engine.py.
+test_engine.py tests what it has in common with the ring.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from zpccl.engine.engine import EngineError, LinkLost, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20
-"""What the engine gives shares and quantised results of one attempt (ZP__TREES_WINDOW_BYTES)."""
+"""The engine's buffer for shares and quantised results of one attempt (ZP__TREES_WINDOW_BYTES)."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def mesh(meshes: dict[int, Mesh]) -> Mesh:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> None:
-    """Whoever owns a chunk, and in whatever order its shares come: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
+    """Whoever owns a chunk, and in whatever order its shares arrive: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
     case = Case(in_place=in_place, frame_bytes=1024, algorithm=Algorithm.DIRECT)
     rng = np.random.default_rng(1)
     inputs = [(rng.standard_normal(50_021) * 10.0 ** rng.integers(-3, 4, 50_021)).astype(np.float32) for _ in range(5)]
@@ -62,7 +62,7 @@ def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> Non
 
 
 def test_bfloat16_is_rounded_once(meshes: dict[int, Mesh]) -> None:
-    """Rounded after each share, 256 + 1 is 256 again."""
+    """If it were rounded after each share, 256 + 1 would be 256 again."""
     inputs = [to_bfloat16(np.full(100, 256 if rank == 0 else 1, np.float32)) for rank in range(8)]
     case = Case(DataType.BFLOAT16, algorithm=Algorithm.DIRECT)
     assert (to_float64(run(meshes[8], case, inputs)[0], DataType.BFLOAT16) == 264).all()
@@ -80,7 +80,7 @@ def test_bfloat16_is_rounded_once(meshes: dict[int, Mesh]) -> None:
 def test_the_16_bit_types_are_folded_in_float(
     meshes: dict[int, Mesh], size: int, count: int, datatype: DataType, op: ReduceOp, in_place: bool, seed: int
 ) -> None:
-    """Any bits: what comes out is the fold in float32 in order of rank, rounded once."""
+    """For any bits, the result is the fold in float32 in order of rank, rounded once."""
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(0, 1 << 16, count, np.uint16).view(storage(datatype)) for _ in range(size)]
     case = Case(datatype, op, in_place=in_place, frame_bytes=6000, algorithm=Algorithm.DIRECT)
@@ -97,7 +97,7 @@ def test_the_16_bit_types_are_folded_in_float(
 
 @pytest.mark.slow
 def test_more_than_the_window(mesh: Mesh) -> None:
-    """B1: a chunk is larger than what is on its way at a time. Two at once compete for the connections."""
+    """B1: a chunk is larger than what is in flight at a time. Two attempts at once compete for the connections."""
     count = 5 * (WINDOW_BYTES // 4 + (1 << 20)) // 4
     rng = np.random.default_rng(2)
     jobs = []
@@ -121,7 +121,7 @@ def test_more_than_the_window(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_more_than_the_window_quantised(mesh: Mesh, in_place: bool) -> None:
-    """Blocks of one element take 9 bytes on the wire: a small tensor goes beyond the window."""
+    """Blocks of one element take 9 bytes on the wire, so even a small tensor is larger than the window."""
     case = Case(
         DataType.FLOAT16,
         ReduceOp.AVG,
@@ -138,7 +138,7 @@ def test_more_than_the_window_quantised(mesh: Mesh, in_place: bool) -> None:
 
 @pytest.mark.parametrize("size", [2, 5, 16])
 def test_two_roundings_whatever_the_number_of_peers(size: int) -> None:
-    """The error is that of N - 1 shares, each rounded by itself, and of one result: nothing is rounded again."""
+    """The error is that of N - 1 shares, each rounded once, and of one result: nothing is rounded again."""
     mesh = Mesh(size)
     case = Case(
         quantization=QuantizationAlgorithm.MIN_MAX, block_elements=256, frame_bytes=8192, algorithm=Algorithm.DIRECT
@@ -163,7 +163,7 @@ def three() -> Iterator[Three]:
 
 
 COUNT = 3 * 1024
-"""Elements: a chunk of 4 KiB, in one frame."""
+"""Number of elements: a chunk of 4 KiB, in one frame."""
 CASE = Case(in_place=True, frame_bytes=4096, algorithm=Algorithm.DIRECT)
 SHARE = Frame(REDUCE_SCATTER, 1, 0, 0, bytes(4096))
 
@@ -181,7 +181,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
-    """S2, S4: the one who sent them is named, and nothing outside the buffer is written."""
+    """S2, S4: the event names the sender, and nothing outside the buffer is written."""
     guarded = np.full(3 * COUNT, 7, np.float32)
     buffer = guarded[COUNT : 2 * COUNT]
     buffer[:] = np.arange(COUNT)
@@ -198,7 +198,7 @@ def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three
 
 
 def test_a_share_beyond_the_window_is_a_violation(three: Three) -> None:
-    """Senders wait for results: one who does not could overwrite shares that are not combined yet."""
+    """Senders wait for results: otherwise a sender could overwrite shares that are not combined yet."""
     window = WINDOW_BYTES // 2
     count = 3 * (window // 4 + 300_000)
     data = np.zeros(count, np.float32)
@@ -237,7 +237,7 @@ def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
     data = np.ones(3 << 20, np.float32)
     three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
     left = (1 << 20) * 4 + 16 * len(Frame(REDUCE_SCATTER, 1, 1, 0, b"").encode())
-    while left:  # One peer takes the whole of its share, the other nothing.
+    while left:  # One peer sends its whole share, the other nothing.
         left -= len(three.ends[1].recv(min(left, 1 << 20)))
     done = wait_done(three.engine)
     assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(2))
@@ -245,7 +245,7 @@ def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
 
 
 def test_cancel_with_half_of_the_shares(three: Three) -> None:
-    """S2, S4: what comes after the end is dropped, and the links go on."""
+    """S2, S4: frames that arrive after the end are dropped, and the links go on."""
     buffer = np.arange(COUNT, dtype=np.float32)
     before = buffer.tobytes()
     three.engine.start_reduce(make_plan(CASE, 1, 0, 3, buffer, buffer))

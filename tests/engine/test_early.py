@@ -1,4 +1,4 @@
-"""Frames that come before their attempt is begun (native/early.c): B2, nothing of one attempt waits for another."""
+"""Frames that arrive before their attempt has begun (native/early.c): B2, no attempt waits for frames of another."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ COMMON, LATE = 1, 2
 ID_WINDOW = 65536
 """ZP__ID_WINDOW of native/bounds.h."""
 LARGE = np.arange(4 << 20, dtype=np.float32) % 1000
-"""Half of it, which goes to the other end, is more than what is sent before it is known that it has begun."""
+"""Half of it goes to the other end: more than one end sends before it knows that the other has begun."""
 SMALL = LARGE[:5000]
 
 
 class Pair:
-    """Two engines; the second begins its attempts when a test says so."""
+    """Two engines. The second begins its attempts when a test says so."""
 
     def __init__(self, case: Case, connections: int, encrypted: bool = False) -> None:
         self.case = case
@@ -57,7 +57,7 @@ class Pair:
         self.engines[rank].start_reduce(make_plan(self.case, attempt_id, rank, 2, source, target))
 
     def check(self, attempt_id: int, data: np.ndarray) -> None:
-        """Waits for the end of an attempt at both."""
+        """Waits for the end of an attempt at both engines."""
         ends = [next(e for e in wait_events(engine, 1) if isinstance(e, ReduceDone)) for engine in self.engines]
         assert {(end.attempt_id, end.status) for end in ends} == {(attempt_id, 0)}
         assert ends[0].digest == ends[1].digest
@@ -94,7 +94,7 @@ def test_attempts_do_not_wait_for_one_that_its_receiver_has_not_begun(
         until(lambda: pair.arrived() >= 4 << 20)
         pair.start(1, COMMON, LARGE)
         pair.check(COMMON, LARGE)
-        # Of the other one come 4 MiB and a frame before it has begun; half a MiB is for headers and records.
+        # Before it has begun, 4 MiB and a frame of the other attempt arrive; half a MiB is for headers and records.
         assert pair.arrived() < LARGE.nbytes + (4 << 20) + case.frame_bytes + (1 << 19)
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
@@ -112,7 +112,7 @@ def test_small_attempts_are_sent_and_kept_without_an_announcement() -> None:
 
 
 def test_what_was_kept_survives_its_connection() -> None:
-    """Frames that were kept are not sent again, and those that were lost on the way are."""
+    """Kept frames are not sent again; frames that were lost on the way are."""
     case = Case(frame_bytes=1 << 16)
     with closing(Pair(case, 3)) as pair:
         pair.start(0, LATE, LARGE)
@@ -133,7 +133,7 @@ def test_quantised_frames_are_kept_too() -> None:
 
 
 def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
-    """Their memory is free again once they are ended or far behind: more than the bound comes in all, nothing parks."""
+    """Their memory is free once they end or are far behind: in total more arrives than the bound; nothing parks."""
     peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
     body, sent = bytes(100_000), 0
     for never, ended in ((1, 1), (9, 9), (5, 5), (12, 12 + ID_WINDOW), (13, 13 + 3 * ID_WINDOW)):
@@ -148,7 +148,7 @@ def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 def test_attempts_begin_in_any_order(algorithm: Algorithm, data: np.ndarray) -> None:
-    """Each end in another one; what one end has begun first, the other knows when it begins it, too."""
+    """Each end begins them in another order. When an end begins an attempt, it knows whether the other has begun it."""
     with closing(Pair(Case(algorithm=algorithm, frame_bytes=1 << 18), 2)) as pair:
         base = 5 * ID_WINDOW
         orders = (9, 3, 7, 8, 1), (3, 9, 1, 7, 8)
@@ -160,7 +160,7 @@ def test_attempts_begin_in_any_order(algorithm: Algorithm, data: np.ndarray) -> 
 
 
 def test_an_announcement_that_comes_early_is_kept() -> None:
-    """Else the end that begins later would wait for it after 4 MiB."""
+    """Otherwise the end that begins later would wait for it after 4 MiB."""
     with closing(Pair(Case(frame_bytes=1 << 18), 1)) as pair:
         pair.start(0, LATE, LARGE)
         until(lambda: pair.arrived() >= 4 << 20)
@@ -169,7 +169,7 @@ def test_an_announcement_that_comes_early_is_kept() -> None:
 
 
 def test_an_announcement_survives_its_connection() -> None:
-    """STARTED is not acknowledged: it is sent again when a connection of its link is lost, read or not."""
+    """STARTED has no acknowledgement: it is sent again when a connection of its link is lost, read or not."""
     with closing(Pair(Case(frame_bytes=1 << 18), 3)) as pair:
         pair.start(1, LATE, LARGE)
         pair.lose_connections(0, 2)
@@ -189,7 +189,7 @@ def test_an_announcement_with_more_in_it_is_a_violation(kind: int, wrong: dict[s
 
 
 def test_frames_beyond_the_bound_wait_for_their_attempt() -> None:
-    """A peer that sends more than it should takes no more memory than messages may."""
+    """A peer that sends more than it should uses no more memory than messages may."""
     peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
     body = bytes(100_000)
     for offset in range(12):

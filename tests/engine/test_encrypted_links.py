@@ -1,4 +1,4 @@
-"""Encrypted links with the ciphers that a run uses. What becomes of what others change on the way: test_record.c."""
+"""Encrypted links with the ciphers that a run uses. test_record.c tests data that an attacker changes on the way."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from zpccl.types import Algorithm, QuantizationAlgorithm
 
 
 def ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:
-    """The cipher keys of the two ends of a connection; no other number has their keys."""
+    """The cipher keys of the two ends of a connection. Each number has different keys."""
     size = available()[cipher].key_bytes
     one, other = (bytes([2 * number + side]) * size for side in (0, 1))
     return CipherKeys(cipher, one, other), CipherKeys(cipher, other, one)
 
 
 class EncryptedMesh(Mesh):
-    """Engines whose links are encrypted; with `mixed`, those between neighbours of odd and even rank only."""
+    """Engines with encrypted links; with `mixed`, only links between neighbours of odd and even rank are encrypted."""
 
     def __init__(self, size: int, cipher: Cipher, *, mixed: bool = False, connections: int = 2) -> None:
         self._cipher, self._mixed = cipher, mixed
@@ -71,7 +71,7 @@ def test_results(
     quantization: QuantizationAlgorithm,
     algorithm: Algorithm,
 ) -> None:
-    """S1: frames of less and of more than a record, encrypted links beside plain ones."""
+    """S1: frames smaller and larger than a record, and encrypted links beside plain ones."""
     rng = np.random.default_rng(int(cipher))
     sizes = [(2, False), (3, False), (3, True)]
     for (size, mixed), in_place, frame_bytes in itertools.product(sizes, (False, True), (96, 1 << 16)):
@@ -94,7 +94,7 @@ def test_results_of_one_hop(meshes: dict[tuple[Cipher, int, bool], Mesh], cipher
 
 @pytest.mark.parametrize("cipher", available())
 def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> None:
-    """S2, S4: the other end could not open a record that lacks its end, nor any that follows."""
+    """S2, S4: the other end could not open a record that lacks its end, nor any later record."""
     case = Case(frame_bytes=1 << 20)
     pair = socket_pair(1 << 14)
     with Engine() as one, Engine() as other:
@@ -105,7 +105,7 @@ def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> N
         one.start_reduce(make_plan(case, 1, 0, 2, source, target))
         until(lambda: sum(one.link_stats(peer_id(1))[0]) > 0)
         one.end_reduce(1, commit=False)
-        source[:] = 3.0  # It is the caller's again.
+        source[:] = 3.0  # It belongs to the caller again.
         results = [np.empty_like(source) for _ in range(2)]
         for rank, engine in enumerate((one, other)):
             engine.start_reduce(make_plan(case, 2, rank, 2, source, results[rank]))
@@ -125,7 +125,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_ends_that_do_not_match_move_nothing(what: str) -> None:
-    """S2, S7: buffers are as they were."""
+    """S2, S7: the buffers stay as they were."""
     if what == "another cipher" and len(available()) == 1:
         pytest.skip("without instructions for AES there is one cipher")
     pair, cipher_keys = socket_pair(), (ends(max(available()))[0], OTHERS[what])
@@ -135,7 +135,7 @@ def test_ends_that_do_not_match_move_nothing(what: str) -> None:
             engine.open_link(peer_id(peer), [end.detach()], [keys] if keys else None)
         buffers = [np.full(100_000, rank + 1, np.float32) for rank in range(2)]
         for rank, engine in enumerate((one, other)):
-            with contextlib.suppress(EngineError):  # The link may be lost already, by what the first has sent.
+            with contextlib.suppress(EngineError):  # The first message may have ended the link already.
                 engine.start_reduce(make_plan(Case(in_place=True), 1, rank, 2, buffers[rank], buffers[rank]))
         for rank, engine in enumerate((one, other)):
             while len(statuses) == rank:

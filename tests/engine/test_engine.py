@@ -206,8 +206,8 @@ def test_one_reduce_uses_all_connections() -> None:
 
 @pytest.mark.parametrize("senders", [1, 2])
 def test_within_a_host_some_connections_stand_by(senders: int) -> None:
-    """Reduces and messages all go over the first connections of the link; the others may carry headers without a body:
-    acknowledgements and announcements, while the first ones are busy."""
+    """All reduces and messages use the first connections of the link. The others may carry headers without a body, that
+    is acknowledgements and announcements, while the first ones are busy."""
     mesh = Mesh(2, connections=4, local_senders_max=senders)
     case = Case(frame_bytes=16 * 1024)
     channel_id = mesh.next_id()
@@ -261,7 +261,7 @@ def test_a_peer_with_the_same_address_is_local() -> None:
 
 
 def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
-    """Nobody reads one of the two connections: all frames but those in it go over the other."""
+    """Nobody reads one of the two connections: all frames except those in it use the other one."""
     peer = HandMadePeer(connections=2, buffer_bytes=4096)
     case = Case(frame_bytes=32 * 1024)
     mine = np.ones(1_000_000, np.float32)
@@ -278,7 +278,7 @@ def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("datatype", [t for t in DataType if t.itemsize < 4 or t in (DataType.UINT32, DataType.INT32)])
 def test_a_mean_lies_between_its_inputs(meshes: dict[int, Mesh], datatype: DataType, algorithm: Algorithm) -> None:
-    """Also where their sum is beyond what the type holds."""
+    """This holds even if their sum does not fit into the type."""
     rng = np.random.default_rng(datatype)
     case = Case(datatype, ReduceOp.AVG, frame_bytes=1000, algorithm=algorithm)
     for size in WORLD_SIZES:
@@ -307,7 +307,7 @@ def test_a_mean_lies_between_its_inputs(meshes: dict[int, Mesh], datatype: DataT
     ids=["as it is", "quantised", "wide sums"],
 )
 def test_cancel_restores_an_in_place_buffer(case: Case, algorithm: Algorithm) -> None:
-    """S2: results have already landed on all peers; cancelling puts every bit back."""
+    """S2: results have already arrived on all peers; a cancel restores every bit."""
     mesh, rng = Mesh(3), np.random.default_rng(3)
     case = replace(case, in_place=True, frame_bytes=16 * 1024, algorithm=algorithm)
     inputs = random_inputs(rng, case, 300_000, 3)
@@ -315,7 +315,7 @@ def test_cancel_restores_an_in_place_buffer(case: Case, algorithm: Algorithm) ->
     for rank, engine in enumerate(mesh.engines):
         engine.start_reduce(make_plan(case, 1, rank, 3, buffers[rank], buffers[rank]))
     for rank, engine in enumerate(mesh.engines):
-        if rank == 0:  # Ended when it is done; the others wherever they are.
+        if rank == 0:  # Rank 0 ends it when it is done; the others end it wherever they are.
             assert wait_done(engine).status == 0
         engine.end_reduce(1, commit=False)
     for rank in range(3):
@@ -326,7 +326,7 @@ def test_cancel_restores_an_in_place_buffer(case: Case, algorithm: Algorithm) ->
 
 
 def test_cancel_in_the_middle_of_a_transfer(peer: HandMadePeer) -> None:
-    """S2, S4: results landed, others are half there. After end_reduce the buffer is as before and stays as it is."""
+    """S2, S4: some results have arrived, others in part. After end_reduce the buffer is as before, and stays so."""
     case = Case(in_place=True, frame_bytes=4096)
     original = np.arange(8192, dtype=np.float32)
     buffer = original.copy()
@@ -344,13 +344,13 @@ def test_cancel_in_the_middle_of_a_transfer(peer: HandMadePeer) -> None:
     peer.send(Frame(REDUCE_SCATTER, 1, 1, 2048, b"y" * 4096))
     until(lambda: peer.received_bytes() == len(result) + 3 * len(share))
     assert buffer.tobytes() == original.tobytes()
-    # The stream is in step: the frames that were on their way when it ended come whole, then those of the next.
+    # The stream stays in step: frames in flight at the end arrive whole, then those of the next attempt.
     mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
     assert (peer.reduce(case, 2, mine, theirs) == mine + theirs).all()
 
 
 def test_a_half_written_frame_is_finished_from_a_copy() -> None:
-    """S4: half a frame is sent when the attempt ends. What follows is the old bytes, not the caller's new ones."""
+    """S4: half a frame is sent when the attempt ends. The rest has the old bytes, not the caller's new ones."""
     peer = HandMadePeer(buffer_bytes=4096)
     case = Case(in_place=True, frame_bytes=4 * 1024 * 1024)
     buffer = np.arange(2 * 1024 * 1024, dtype=np.float32)
@@ -424,7 +424,7 @@ def test_stale_frames_are_dropped(peer: HandMadePeer) -> None:
 # --- What others may do to us -----------------------------------------------------------------------------------------
 
 GOOD = Frame(REDUCE_SCATTER, 1, 1, 0, bytes(4096))
-"""The first frame that rank 1 sends of 8192 floats in frames of 4096 bytes: chunks of 4096 elements, 4 frames each."""
+"""The first frame that rank 1 sends for 8192 floats in frames of 4096 bytes: chunks of 4096 elements, 4 frames each."""
 
 HOSTILE = {
     "garbage": (b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n", errno.EPROTO),
@@ -473,7 +473,7 @@ def test_hostile_bytes_close_the_link_and_write_nothing_out_of_place(peer: HandM
 
 
 def test_a_result_before_its_share_is_a_violation() -> None:
-    """In a ring of three, rank 0 must have seen chunk 2 go by before its result can come."""
+    """In a ring of three, rank 0 must have forwarded chunk 2 before its result can arrive."""
     peer = HandMadePeer()
     third, far = socket_pair()
     peer.engine.open_link(peer_id(2), [third.detach()])
@@ -515,7 +515,7 @@ def test_the_last_lost_connection_loses_the_link() -> None:
 
 
 def test_a_lost_peer_is_noticed_while_its_frames_wait() -> None:
-    """The connection is parked, so nobody reads it; its end must be seen all the same."""
+    """The connection is parked, so nobody reads it. The engine must still notice its end."""
     peer = HandMadePeer()
     peer.send(Frame(MESSAGE, 9, 0, 0, bytes(400)))
     until(lambda: peer.received_bytes() == 40)
@@ -542,7 +542,7 @@ def test_closing_a_link_fails_its_attempts_without_an_event_of_its_own(peer: Han
 
 
 def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
-    """All we sent was taken; what is missing may be held up anywhere in the ring."""
+    """The peer took everything that we sent; the missing data may be held up anywhere in the ring."""
     peer = HandMadePeer(stall_timeout_ms=50)
     data = np.ones(1000, np.float32)
     peer.start(Case(), 1, data, np.empty_like(data))
@@ -552,12 +552,12 @@ def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
 
 
 def test_stalls_that_are_held_wait_for_a_whole_timeout_after_that() -> None:
-    """L3: without a master others may lack the plan, which is no stall."""
+    """L3: without a master others may lack the plan, and that is no stall."""
     held, clock = HandMadePeer(stall_timeout_ms=200), HandMadePeer(stall_timeout_ms=200)
     data, results = np.ones(1000, np.float32), np.empty((3, 1000), np.float32)
     held.engine.hold_stalls(True)
     held.start(Case(), 1, data, results[0])
-    for attempt_id in (1, 2):  # Begun when that of `held` is, and when it would have stalled.
+    for attempt_id in (1, 2):  # One begins together with `held`, the other when `held` would have stalled.
         clock.start(Case(), attempt_id, data, results[attempt_id])
         assert wait_done(clock.engine).status == -errno.ETIMEDOUT
     assert held.engine.poll() == []
@@ -588,7 +588,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_frame_is_at_fault_for_the_stall() 
 
 
 def test_a_peer_that_stops_in_the_middle_of_an_early_frame_is_at_fault_for_the_stall() -> None:
-    """The frame takes memory that no attempt has yet, so its link is lost, too."""
+    """The frame takes memory that no attempt has yet, so its link is lost too."""
     peer = HandMadePeer(stall_timeout_ms=200)
     data = np.ones(8192, np.float32)
     peer.socket.sendall(GOOD.encode()[:500])
@@ -601,7 +601,7 @@ def test_a_peer_that_stops_in_the_middle_of_an_early_frame_is_at_fault_for_the_s
 
 
 def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
-    """B2: a byte is no progress; a frame is."""
+    """B2: a byte is not progress; a frame is."""
     peer = HandMadePeer(stall_timeout_ms=500)
     data = np.ones(8192, np.float32)
     peer.start(Case(), 1, data, np.empty_like(data))
@@ -620,12 +620,12 @@ def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
 def copy_slowly(source: socket.socket, sink: socket.socket, bytes_per_second: float) -> None:
     with contextlib.suppress(OSError):  # Until the other end of one of them is closed.
         while piece := source.recv(1 << 14):
-            time.sleep(len(piece) / bytes_per_second)  # This is the rate of the link; there is nothing to wait for.
+            time.sleep(len(piece) / bytes_per_second)  # This sets the rate of the link; nothing else to wait for.
             sink.sendall(piece)
 
 
 def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
-    """L1: a turn of all of them takes longer than the time after which one stalls."""
+    """L1: one turn of all attempts takes longer than the time after which an attempt stalls."""
     engines = [Engine(stall_timeout_ms=1000) for _ in range(2)]
     pairs = [socket_pair(1 << 16) for _ in engines]
     (_, left), (_, right) = pairs
@@ -652,7 +652,7 @@ def test_attempts_that_take_turns_on_a_slow_link_do_not_stall() -> None:
 
 
 def test_an_attempt_behind_the_rest_of_an_ended_one_does_not_stall() -> None:
-    """L1: a frame that was half sent when its attempt ended is sent to its end, and moves the link."""
+    """L1: a frame that was half sent when its attempt ended is sent to its end. That counts as progress of the link."""
     peer = HandMadePeer(buffer_bytes=4096, stall_timeout_ms=300)
     case = Case(frame_bytes=4 * 1024 * 1024)
     large, data = np.ones(2 * 1024 * 1024, np.float32), np.ones(100, np.float32)
@@ -693,8 +693,8 @@ def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
 
 
 def test_message_queues_are_bounded_and_push_back() -> None:
-    """B1: the receiver does not poll, so the sender runs out of room; then everything arrives."""
-    queue_bytes_max = 310_000  # Three, with what each takes beside its body.
+    """B1: the receiver does not poll, so the sender's queue fills up. Afterwards everything arrives."""
+    queue_bytes_max = 310_000  # Three messages, including the overhead of each.
     a, b = (Engine(message_bytes_max=100_000, messages_queued_bytes_max=queue_bytes_max) for _ in range(2))
     near, far = socket_pair(buffer_bytes=4096)
     a.open_link(peer_id(1), [near.detach()])
@@ -751,7 +751,7 @@ def test_a_body_is_lent_until_it_is_released_or_the_engine_closed() -> None:
 
 
 def test_free_channels_are_outside_the_order() -> None:
-    """What comes before one is open is dropped; what belongs to a later attempt waits for it, and for that only."""
+    """Messages that arrive before a channel is open are dropped. Those of a later attempt wait for it alone."""
     mesh = Mesh(2, connections=1)
     a, b = mesh.engines
     for channel_id in (FREE_CHANNEL, 3):
@@ -759,7 +759,7 @@ def test_free_channels_are_outside_the_order() -> None:
     b.open_channel(FREE_CHANNEL + 1)
     send(a, peer_id(1), 3, b"waits")
     send(a, peer_id(1), FREE_CHANNEL, b"dropped")
-    until(lambda: sum(b.link_stats(peer_id(0))[1]) == 2 * 40 + len(b"dropped"))  # And what announces channel 3.
+    until(lambda: sum(b.link_stats(peer_id(0))[1]) == 2 * 40 + len(b"dropped"))  # And the announcement of channel 3.
     b.open_channel(FREE_CHANNEL)
     b.open_channel(3)
     (event,) = wait_events(b, 1)
@@ -833,7 +833,7 @@ def test_links_are_refused_without_taking_the_sockets() -> None:
 
 
 def test_closing_restores_what_runs_and_later_calls_raise() -> None:
-    """S2, S4: close in the middle of an attempt is a cancel."""
+    """S2, S4: a close during an attempt acts as a cancel."""
     peer = HandMadePeer()
     original = np.arange(8192, dtype=np.float32)
     buffer = original.copy()
@@ -859,7 +859,7 @@ def test_bad_configuration_is_refused() -> None:
 
 
 def test_the_interpreter_may_end_while_an_attempt_runs() -> None:
-    """S4: no thread works on tensors that the interpreter frees as it ends."""
+    """S4: no thread uses tensors that the interpreter frees when it ends."""
     program = """
 import numpy as np
 from engine_mesh import Case, HandMadePeer, REDUCE_SCATTER, Frame, until
@@ -884,7 +884,7 @@ def test_a_forked_child_gets_an_error_and_not_the_sockets() -> None:
     link_fd = near.detach()
     engine.open_link(peer_id(7), [link_fd])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Of forking with threads, which is the point.
+        warnings.simplefilter("ignore", DeprecationWarning)  # About forking with threads, which is the point.
         child = os.fork()
     if child == 0:
         verdict = 1

@@ -1,4 +1,4 @@
-"""The C engine: all kinds of collectives but the all-reduce, which `test_engine.py` tests."""
+"""The C engine: all kinds of collectives except the all-reduce, which `test_engine.py` tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWNERS: dict[CollectiveKind, Sequence[int]] = {
     CollectiveKind.BROADCAST: (2,),
     CollectiveKind.ALL_TO_ALL: (),
 }
-"""Of kinds where not every rank owns one row or part."""
+"""Kinds in which not every rank owns exactly one row or part."""
 
 
 WAYS = pytest.mark.parametrize("over_trees", (False, True), ids=("ring", "trees"))
@@ -51,7 +51,7 @@ def peer() -> Iterator[HandMadePeer]:
 
 
 def part_of(count: int, size: int, part: int) -> slice:
-    """The elements of one part: the first are one longer."""
+    """The elements of one part: the first parts are one element longer."""
     short, long_count = divmod(count, size)
     start = part * short + min(part, long_count)
     return slice(start, start + short + (part < long_count))
@@ -81,7 +81,7 @@ def run(
     sources: Sequence[np.ndarray],
     targets: Sequence[np.ndarray],
 ) -> list[int]:
-    """Runs an attempt on all engines to its end; the digests."""
+    """Runs an attempt on all engines to its end. Returns the digests."""
     attempt_id = mesh.next_id()
     for rank, engine in enumerate(mesh.engines):
         engine.start_reduce(plan_of(kind, case, attempt_id, rank, owners, mesh.size, sources[rank], targets[rank]))
@@ -96,7 +96,7 @@ def run(
 def with_lanes(
     case: Case, rng: np.random.Generator, kind: CollectiveKind, size: int, count: int, owners: Sequence[int]
 ) -> Case:
-    """The case over any trees that its owners may be the roots of."""
+    """The case over any trees of which its owners may be the roots."""
     are_wide = case.op is ReduceOp.AVG and case.datatype not in FLOATING and case.datatype.itemsize < 8
     return replace(case, lanes=lanes_of_owners(rng, kind, size, count, owners, stars_only=are_wide))
 
@@ -112,7 +112,7 @@ def counts_of(size: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("datatype", DataType)
 @pytest.mark.parametrize("size", WORLD_SIZES)
 def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType, over_trees: bool) -> None:
-    """S1: everyone has every row at the place that the plan gives it, whatever the order of the ring, or the trees."""
+    """S1: everyone has every row at the index that the plan gives it, whatever the order of the ring or the trees."""
     rng = np.random.default_rng([size, datatype])
     case = Case(datatype, frame_bytes=1000)
     for count in counts_of(size):
@@ -133,7 +133,7 @@ def test_all_gather(meshes: dict[int, Mesh], size: int, datatype: DataType, over
 @pytest.mark.parametrize("restore", (True, False))
 @pytest.mark.parametrize("size", WORLD_SIZES)
 def test_broadcast(meshes: dict[int, Mesh], size: int, restore: bool, over_trees: bool) -> None:
-    """S1: everyone has what the root had, whatever its place in the ring, or the trees."""
+    """S1: everyone has the root's tensor, whatever the root's position in the ring or the trees."""
     rng = np.random.default_rng(size)
     for root in range(size):
         for count in counts_of(size):
@@ -152,7 +152,7 @@ def test_broadcast(meshes: dict[int, Mesh], size: int, restore: bool, over_trees
 @pytest.mark.parametrize("datatype", (DataType.UINT8, DataType.INT64, *FLOATING))
 @pytest.mark.parametrize("size", WORLD_SIZES)
 def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, op: ReduceOp, over_trees: bool) -> None:
-    """S1: each has its part of the combination; the parts together are all of it. Inputs are left alone."""
+    """S1: each has its part of the result; the parts together are the whole. Inputs do not change."""
     rng = np.random.default_rng([size, datatype, op])
     case = Case(datatype, op, frame_bytes=1000)
     for count in counts_of(size):
@@ -177,7 +177,7 @@ def test_reduce_scatter(meshes: dict[int, Mesh], size: int, datatype: DataType, 
 @pytest.mark.parametrize("datatype", DataType)
 @pytest.mark.parametrize("size", WORLD_SIZES)
 def test_all_to_all(meshes: dict[int, Mesh], size: int, datatype: DataType) -> None:
-    """S1: row i of the result is what rank i had for this rank. Inputs are left alone."""
+    """S1: row i of the result is the row of rank i for this rank. Inputs do not change."""
     rng = np.random.default_rng([size, datatype])
     case = Case(datatype, frame_bytes=1000)
     for count in counts_of(size):
@@ -193,7 +193,7 @@ def test_all_to_all(meshes: dict[int, Mesh], size: int, datatype: DataType) -> N
 
 
 def test_digests_tell_results_apart(meshes: dict[int, Mesh]) -> None:
-    """S1: a result that differs in one bit, or has two rows exchanged, has another digest."""
+    """S1: a result that differs in one bit, or has two rows exchanged, has a different digest."""
     case, mesh = Case(DataType.UINT8, frame_bytes=64), meshes[2]
     rows = [np.arange(200, dtype=np.uint8), np.arange(200, dtype=np.uint8)[::-1].copy()]
     seen = set()
@@ -207,7 +207,7 @@ def test_digests_tell_results_apart(meshes: dict[int, Mesh]) -> None:
 
 
 def test_kinds_at_the_same_time(meshes: dict[int, Mesh]) -> None:
-    """Attempts of all kinds share the links; frames of one never count for another."""
+    """Attempts of all kinds share the links; a frame of one never counts for another."""
     mesh, size, count = meshes[4], 4, 5004
     case = Case(DataType.INT32, frame_bytes=512)
     rng = np.random.default_rng(4)
@@ -247,7 +247,7 @@ def test_kinds_at_the_same_time(meshes: dict[int, Mesh]) -> None:
 
 
 def test_a_cancelled_broadcast_restores_the_buffer(peer: HandMadePeer) -> None:
-    """S2: what has landed goes, frame by frame, though some of it has come and some has not."""
+    """S2: the frames that have arrived are undone, although others have not arrived."""
     tensor = np.arange(1000, dtype=np.int64)
     before = tensor.tobytes()
     case = Case(DataType.INT64, frame_bytes=800)
@@ -299,7 +299,7 @@ def test_frames_that_are_not_in_the_plan_close_the_link(peer: HandMadePeer, name
     done, lost = sorted(wait_events(peer.engine, 2), key=lambda event: not isinstance(event, ReduceDone))
     assert isinstance(lost, LinkLost) and lost.status == -errno.EPROTO
     assert isinstance(done, ReduceDone)
-    if name != "a result to the root":  # Which may have sent all, and needs nothing of others.
+    if name != "a result to the root":  # That peer may have sent all, and needs nothing from others.
         assert done.status == -errno.EPROTO and done.fault == peer_id(1)
     peer.engine.end_reduce(1, commit=False)
     assert source.tobytes() == before
@@ -309,7 +309,7 @@ def test_frames_that_are_not_in_the_plan_close_the_link(peer: HandMadePeer, name
 def test_a_second_copy_of_a_row_is_a_violation(
     peer: HandMadePeer, kind: str, owners: tuple[int, ...], chunk: int
 ) -> None:
-    """S1: who has reported a row must not change it."""
+    """S1: a peer that has reported a row must not change it."""
     target = np.zeros(128, np.uint8)
     source = np.full(64 if owners else 128, 5, np.uint8)
     peer.engine.start_reduce(plan_of(CollectiveKind[kind], Case(DataType.UINT8), 1, 0, owners, 2, source, target))

@@ -1,4 +1,4 @@
-"""What one thread waits for: messages of its channels, and what other threads have for it."""
+"""The mailbox of a thread: messages of its channels, and items that other threads put into it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_other_threads_put_there_comes_in_order() -> None:
 
 
 def test_messages_come_to_the_mailbox_alone(mesh: Mesh) -> None:
-    """The thread that polls the engine is not woken. What came before the mailbox listened is there."""
+    """The thread that polls the engine does not wake up. Messages from before the mailbox listened are in it."""
     a, b = mesh.engines
     mailbox = Mailbox()
     b.open_channel(CHANNEL, mailbox.fileno())
@@ -64,7 +64,7 @@ def test_messages_come_to_the_mailbox_alone(mesh: Mesh) -> None:
 
 
 def test_messages_precede_what_is_put_there_after_them(mesh: Mesh) -> None:
-    """The loss of a link, which the engine tells another thread of, comes after what came over it."""
+    """The engine reports the loss of a link to another thread. It comes after the messages of that link."""
     a, b = mesh.engines
     mailbox, woken = Mailbox(), Mailbox()
     b.open_channel(CHANNEL, mailbox.fileno())
@@ -96,7 +96,7 @@ def test_room_is_told_to_the_mailbox_that_found_none(mesh: Mesh) -> None:
 
 
 def test_a_mailbox_outlives_its_channel_and_its_engine(mesh: Mesh) -> None:
-    """S4: nothing comes of a channel that is closed; the thread still hears of the end."""
+    """S4: a closed channel delivers nothing more; the thread still hears of the end."""
     a, b = mesh.engines
     mailbox = Mailbox()
     for channel in (CHANNEL, CHANNEL + 1):
@@ -112,7 +112,7 @@ def test_a_mailbox_outlives_its_channel_and_its_engine(mesh: Mesh) -> None:
 
 
 def test_a_mailbox_without_a_descriptor_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its end is no second error."""
+    """Its end does not raise a second error."""
 
     def no_descriptors(*_: object) -> int:
         raise OSError(errno.EMFILE, "too many open files")

@@ -1,6 +1,6 @@
 """The one-shot exchange of the C engine: results in one hop, its bound, aborts, hostile peers.
 
-What it has in common with the other algorithms is tested by test_engine.py.
+test_engine.py tests what it has in common with the other algorithms.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def test_results(
     frame_bytes: int,
     seed: int,
 ) -> None:
-    """S1: equal bit for bit, and right; in place while others may still be sent the input."""
+    """S1: results are equal bit for bit, and right; in place even while the input is still being sent to others."""
     case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=frame_bytes, algorithm=ONE_SHOT)
     inputs = random_inputs(np.random.default_rng(seed), case, count, size)
     check_result(case, inputs, run(meshes[size], case, inputs)[0])
 
 
 def test_tensors_are_combined_in_order_of_rank(meshes: dict[int, Mesh]) -> None:
-    """In whatever order they come: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
+    """Whatever the order in which they arrive: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
     rng = np.random.default_rng(1)
     inputs = [(rng.standard_normal(2000) * 10.0 ** rng.integers(-3, 4, 2000)).astype(np.float32) for _ in range(5)]
     expected = inputs[0]
@@ -88,14 +88,14 @@ def test_tensors_are_combined_in_order_of_rank(meshes: dict[int, Mesh]) -> None:
 
 
 def test_bfloat16_is_rounded_once(meshes: dict[int, Mesh]) -> None:
-    """Rounded after each share, 256 + 1 is 256 again."""
+    """If it were rounded after each share, 256 + 1 would be 256 again."""
     inputs = [to_bfloat16(np.full(100, 256 if rank == 0 else 1, np.float32)) for rank in range(8)]
     result = run(meshes[8], Case(DataType.BFLOAT16, algorithm=ONE_SHOT), inputs)[0]
     assert (to_float64(result, DataType.BFLOAT16) == 264).all()
 
 
 def test_each_sends_its_tensor_once_to_each_of_the_others(meshes: dict[int, Mesh]) -> None:
-    """One hop: nothing else is sent."""
+    """One hop: each sends nothing else."""
     mesh = meshes[3]
     attempt_id, data = mesh.next_id(), np.ones(1000, np.float32)
     targets = [np.zeros_like(data) for _ in mesh.engines]
@@ -113,7 +113,7 @@ def test_each_sends_its_tensor_once_to_each_of_the_others(meshes: dict[int, Mesh
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_what_each_sends_is_bounded(meshes: dict[int, Mesh], size: int) -> None:
-    """B1: also what it receives. The bound is that of the planner."""
+    """B1: this bounds what each receives too. The planner has the same bound."""
     mesh = meshes[size]
     most = limits.ONE_SHOT_BYTES_MAX // (size - 1) // 4
     inputs = [np.ones(most, np.float32) for _ in range(size)]
@@ -144,7 +144,7 @@ def share(offset: int = 0, elements: int = 1024, kind: int = REDUCE_SCATTER, chu
 
 
 def test_the_input_is_sent_though_the_result_has_taken_its_place(peer: HandMadePeer) -> None:
-    """In place, all shares of others may be here before the own one is sent."""
+    """In place, all shares of others may have arrived before the own one is sent."""
     buffer = np.arange(COUNT, dtype=np.float32)
     for offset in (0, 1024):
         peer.send(share(offset))
@@ -184,7 +184,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames_close_their_link_and_the_buffer_is_restored(peer: HandMadePeer, name: str) -> None:
-    """S2, S4: the one who sent them is named, and nothing outside the buffer is written."""
+    """S2, S4: the event names the sender, and nothing outside the buffer is written."""
     guarded = np.full(3 * COUNT, 7, np.float32)
     buffer = guarded[COUNT : 2 * COUNT]
     buffer[:] = np.arange(COUNT)

@@ -1,6 +1,6 @@
-"""Reduces composed of the quantisation kernels: the bounds of docs/quantisation.md, and that the engine composes so.
+"""Reduces composed from the quantisation kernels: the bounds of docs/quantisation.md, and the engine's results.
 
-The kernels themselves are tested in C: test_quantise.c, test_join.c.
+test_quantise.c and test_join.c test the kernels themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_bounds_by_world_size(
     size: int,
     seed: int,
 ) -> None:
-    """Ring: N quantisations, of growing partial results. Direct exchange: two, whatever N is."""
+    """Ring: N quantisations, of growing partial results. Direct exchange: two, for any N."""
     quantiser = Quantiser(datatype, *pair, block, op)
     inputs = _inputs(datatype, size, 40 * size + 7, seed)
     truth = exact(op, inputs, datatype)
@@ -85,7 +85,7 @@ def test_bounds_of_trees(
     lanes: tuple[TreeLane, ...],
     seed: int,
 ) -> None:
-    """What is sent up is quantised once by each rank, whatever the form of the tree; the result, once more."""
+    """Each rank quantises once what it sends up, whatever the form of the tree; the result is quantised once more."""
     quantiser = Quantiser(datatype, *pair, block, op)
     inputs = _inputs(datatype, len(lanes[0].parents), count_of(lanes), seed)
     off = np.abs(to_float64(trees(quantiser, inputs, lanes), datatype) - exact(op, inputs, datatype))
@@ -94,7 +94,7 @@ def test_bounds_of_trees(
 
 @pytest.mark.parametrize("pair", QUANTISERS)
 def test_direct_beats_the_ring_from_four_peers_on(pair: tuple[QuantizationAlgorithm, QuantizedDataType]) -> None:
-    """Two quantisations of each element do less harm than N; the bounds say so, and so do the results."""
+    """Two quantisations of each element do less harm than N. Both the bounds and the results show so."""
     quantiser = Quantiser(DataType.FLOAT, *pair)
     truth_of, worst = {}, {}
     for size in (4, 8, 16, 32):
@@ -114,7 +114,7 @@ def test_direct_beats_the_ring_from_four_peers_on(pair: tuple[QuantizationAlgori
 def test_the_engine_composes_them_so(
     meshes: dict[int, Mesh], pair: tuple[QuantizationAlgorithm, QuantizedDataType], datatype: DataType
 ) -> None:
-    """Ring and trees of the engine give what the kernels give by hand, bit for bit, so its bounds."""
+    """The engine's ring and trees give the same bits as the kernels by hand, so the same bounds hold."""
     algorithm, quantized = pair
     for size, mesh in meshes.items():
         for op in OPS:

@@ -1,4 +1,4 @@
-"""What the engine sets on the sockets that it is given."""
+"""Options that the engine sets on its sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zpccl.engine.engine import Engine
 
 
 def test_connections_within_a_host_are_not_paced() -> None:
-    """A loopback connection leaves a pacing congestion control; it is non-blocking, and noticed when it is cut."""
+    """A loopback connection does not use a pacing congestion control. It is non-blocking, and notices a cut."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dialled = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
@@ -34,7 +34,7 @@ def test_connections_within_a_host_are_not_paced() -> None:
 
 
 def test_stream_sockets_that_are_not_tcp_work_too() -> None:
-    """Options of TCP are tried, not demanded."""
+    """The engine tries to set TCP options, but does not need them."""
     one, other = socket.socketpair()
     with other:
         engine = Engine()

@@ -1,4 +1,4 @@
-"""The C engine tells the digest of a result to the other peers, until it is told not to."""
+"""The C engine tells the digest of a result to the other peers, until the caller forbids it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(mesh: Mesh, rank: int, target: np.ndarray, algorithm: Algorithm = Algo
 
 
 class Heard:
-    """The events of one engine: the end of the attempt, and what others have told."""
+    """The events of one engine: the end of the attempt, and the digests that others have told."""
 
     def __init__(self, engine: Engine) -> None:
         self.done: ReduceDone | None = None

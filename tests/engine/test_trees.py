@@ -1,6 +1,6 @@
 """Lanes of trees in the C engine: results, links, windows, lost connections, aborts, hostile peers.
 
-The direct exchange, which is stars alone, has tests of its own: test_direct.py. What is quantised: test_quantiser.py.
+test_direct.py tests the direct exchange, which only has stars. test_quantiser.py tests quantised results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorit
 DIRECT = Algorithm.DIRECT
 WORLD_SIZES = (2, 3, 5, 8)
 WINDOW_BYTES = 24 << 20
-"""What the engine gives the buffers of one attempt (ZP__TREES_WINDOW_BYTES)."""
+"""The engine's buffers for one attempt (ZP__TREES_WINDOW_BYTES)."""
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_any_lanes(
     in_place: bool,
     restore: bool,
 ) -> None:
-    """Any trees, of any roots and lengths: what numpy makes of them, bit for bit."""
+    """Any trees, of any roots and lengths: the result is that of numpy, bit for bit."""
     case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=frame_bytes, algorithm=DIRECT)
     lanes = data.draw(any_lanes(size, stars_only=needs_stars(case)))
     case = replace(case, lanes=lanes)
@@ -128,7 +128,7 @@ def test_equal_stars_are_the_direct_exchange(meshes: dict[int, Mesh], datatype: 
 
 @pytest.mark.parametrize("tree", [chain(range(8)), binary(range(8)), chain((3, 1, 4, 0, 5, 2, 6, 7))])
 def test_a_mean_of_float16_does_not_overflow_on_the_way(meshes: dict[int, Mesh], tree: Parents) -> None:
-    """40,000 and 40,000 are more than float16 holds."""
+    """The sum of 40,000 and 40,000 does not fit into float16."""
     inputs = [np.full(1000, 40_000, np.float16) for _ in range(8)]
     case = Case(DataType.FLOAT16, ReduceOp.AVG, algorithm=DIRECT, lanes=(TreeLane(1000, tree),))
     for quantization in (QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX):
@@ -137,7 +137,7 @@ def test_a_mean_of_float16_does_not_overflow_on_the_way(meshes: dict[int, Mesh],
 
 @pytest.mark.parametrize("datatype", [DataType.FLOAT16, DataType.BFLOAT16])
 def test_a_mean_of_means_counts_each_input_once(meshes: dict[int, Mesh], datatype: DataType) -> None:
-    """Of seven zeros and a one, wherever they are in the tree: about an eighth."""
+    """The mean of seven zeros and a one, wherever they are in the tree, is about an eighth."""
     lanes = cut(40, (chain(range(8)), binary(range(8)), star(8, 3)), (1, 1, 1))
     case = Case(datatype, ReduceOp.AVG, algorithm=DIRECT, lanes=lanes)
     for rank in range(8):
@@ -151,8 +151,8 @@ def test_a_mean_of_means_counts_each_input_once(meshes: dict[int, Mesh], datatyp
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_more_than_the_window_quantised(meshes: dict[int, Mesh], in_place: bool) -> None:
-    """B1: blocks of one element take 9 bytes on the wire, so that small tensors go beyond the windows of all lanes. A
-    rank with another window than its neighbours' would break its rules, and lose its links."""
+    """B1: blocks of one element take 9 bytes on the wire, so small tensors are larger than the windows of all lanes. A
+    rank with another window than its neighbours would violate their rules, and lose its links."""
     lanes = mixed(5, 5 * (WINDOW_BYTES // 9 // 9 + 50_000))
     case = Case(
         DataType.FLOAT16,
@@ -171,7 +171,7 @@ def test_more_than_the_window_quantised(meshes: dict[int, Mesh], in_place: bool)
 @pytest.mark.slow
 @pytest.mark.parametrize("in_place", [False, True])
 def test_more_than_the_window(meshes: dict[int, Mesh], in_place: bool) -> None:
-    """B1: the same of what is not quantised, where shares of inner ranks lie in the buffers of their children's."""
+    """B1: the same without quantisation, where shares of inner ranks are in the buffers of their children's shares."""
     case = Case(frame_bytes=1 << 18, in_place=in_place, algorithm=DIRECT, lanes=mixed(5, 20_000_003))
     check_bits(meshes[5], case, random_inputs(np.random.default_rng(2), case, 20_000_003, 5))
 
@@ -180,7 +180,7 @@ def test_more_than_the_window(meshes: dict[int, Mesh], in_place: bool) -> None:
 
 
 def test_only_parents_and_children_need_a_link() -> None:
-    """Four in a row: lanes along it have any root; a lane without elements may have any tree."""
+    """Four peers in a row: lanes along it have any root; a lane without elements may have any tree."""
     row = range(4)
     lanes = (
         TreeLane(3000, chain(row)),
@@ -268,7 +268,7 @@ class Breakable:
         return sum(sum(self.mesh.engines[rank].link_stats(peer_id(other))[1]) for other in others)
 
     def done(self, rank: int) -> ReduceDone:
-        """The end of the one attempt that runs; connections may be lost before."""
+        """The end of the one running attempt; connections may be lost before it."""
         events: list[EngineEvent] = []
 
         def is_there() -> bool:
@@ -297,7 +297,7 @@ def breakable() -> Iterator[Breakable]:
 def test_frames_of_lost_connections_are_sent_again(
     breakable: Breakable, seed: int, quantization: QuantizationAlgorithm
 ) -> None:
-    """Shares, partial ones and results, also those that are forwarded: two connections of every link go on the way."""
+    """Shares, partial shares and results, including forwarded ones: every link loses two connections meanwhile."""
     rng, mesh = random.Random(seed), breakable.mesh
     case = Case(
         quantization=quantization,
@@ -329,7 +329,7 @@ def test_frames_of_lost_connections_are_sent_again(
 
 @pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
 def test_aborts_at_any_moment_restore_the_input(breakable: Breakable, quantization: QuantizationAlgorithm) -> None:
-    """S2, S4: some ranks have results, some have partial ones only, some are done; then another attempt is complete."""
+    """S2, S4: some ranks have results, some only partial ones, some are done. Then another attempt completes."""
     rng, mesh = random.Random(1), breakable.mesh
     case = Case(quantization=quantization, in_place=True, frame_bytes=2048, algorithm=DIRECT, lanes=mixed(5, 200_003))
     inputs = random_inputs(np.random.default_rng(1), case, 200_003, 5)
@@ -348,7 +348,7 @@ def test_aborts_at_any_moment_restore_the_input(breakable: Breakable, quantizati
 
 
 COUNT = 1024
-"""Elements of a lane: a frame of 4 KiB."""
+"""Number of elements of a lane: a frame of 4 KiB."""
 INNER = (1, 1, 0)
 """A tree in which rank 0 is the child of 1 and the parent of 2."""
 
@@ -359,8 +359,8 @@ def frame(kind: int, lane: int, value: float, offset: int = 0) -> Frame:
 
 @pytest.mark.parametrize("steps", range(5))
 def test_an_inner_rank_step_by_step(three: Three, steps: int) -> None:
-    """It adds its input to its child's share, sends the sum up and the result down as it came. S2: given up after any
-    of these steps, the input is as it was."""
+    """It adds its input to its child's share, sends the sum up, and sends the result down unchanged. S2: if the attempt
+    is given up after any of these steps, the input is as before."""
     case = Case(in_place=True, frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(COUNT, INNER),))
     buffer = np.arange(COUNT, dtype=np.float32)
     before = buffer.tobytes()
@@ -379,7 +379,7 @@ def test_an_inner_rank_step_by_step(three: Three, steps: int) -> None:
         assert (buffer == 7).all()
     three.engine.end_reduce(1, commit=False)
     assert buffer.tobytes() == before
-    for rank in (1, 2):  # What comes late is dropped.
+    for rank in (1, 2):  # Late frames are dropped.
         three.ends[rank].sendall(frame(REDUCE_SCATTER, 0, 9).encode() + frame(ALL_GATHER, 0, 9).encode())
         sent = 2 * len(frame(ALL_GATHER, 0, 9).encode())
         until(lambda rank=rank, sent=sent: sum(three.engine.link_stats(peer_id(rank))[1]) >= sent)  # type: ignore[misc]
@@ -397,7 +397,7 @@ def test_the_loss_of_parent_or_child_fails_the_attempt_and_names_the_peer(three:
 
 
 def test_who_is_no_neighbour_may_go(three: Three) -> None:
-    """Rank 2 has nothing to do with rank 0: its link is not the attempt's."""
+    """Rank 2 is not a neighbour of rank 0: the attempt does not use its link."""
     data = np.ones(COUNT, np.float32)
     output = np.empty_like(data)
     case = Case(frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(COUNT, (1, 1, 1)),))
@@ -450,7 +450,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
-    """S2, S4: the one who sent them is named, and nothing outside the buffer is written."""
+    """S2, S4: the event names the sender, and nothing outside the buffer is written."""
     rank, frames = HOSTILE[name]
     count = count_of(LANES)
     guarded = np.full(3 * count, 7, np.float32)
@@ -471,7 +471,7 @@ def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three
 
 @pytest.mark.parametrize("tree", [INNER, STAR])
 def test_a_share_beyond_the_window_is_a_violation(three: Three, tree: Parents) -> None:
-    """Leaves wait for results: one who does not could overwrite shares that are not reduced yet. The window has half of
+    """Leaves wait for results: otherwise a leaf could overwrite shares that are not reduced yet. The window has half of
     this lane at most."""
     count = 2 * WINDOW_BYTES // 4
     case = Case(frame_bytes=1 << 18, algorithm=DIRECT, lanes=(TreeLane(count, tree), TreeLane(1000, STAR)))

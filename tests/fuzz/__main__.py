@@ -1,7 +1,7 @@
 """Runs a fuzz target under atheris (libFuzzer): `python -m fuzz master --seconds 60`, from tests/.
 
-What it finds is kept in a directory of its own, and a next run begins with that. An input that fails is written beside
-it, and `--input FILE` runs the target with it once. The exit status is 0 if nothing failed.
+Its findings are kept in a separate directory, and the next run begins with them. An input that fails is written beside
+that directory, and `--input FILE` runs the target with it once. The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     if options.input is not None:
         importlib.import_module(f"fuzz.fuzz_{options.target}").one_input(options.input.read_bytes())
         return
-    import atheris  # After the arguments: a single input needs none.
+    import atheris  # After the arguments: a single input does not need it.
 
     with atheris.instrument_imports(include=["zpccl.protocol", "zpccl.control.handshake"]):
         target = importlib.import_module(f"fuzz.fuzz_{options.target}")

@@ -1,6 +1,6 @@
-"""The handshake of data connections, by somebody in the middle: bytes changed, cut, replayed, of another link.
+"""The handshake of data connections with an attacker in the middle: changed, cut, replayed or foreign bytes.
 
-Nobody is convinced by anything but the very bytes that the holder of the key made for this connection.
+Nobody accepts anything except the exact bytes that the holder of the key made for this connection.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ OVERHEARD = [
     for key in KEYS
     for signal in SIGNALS
 ] + [encode_refusal()]
-"""All that such a person may have heard elsewhere."""
+"""Everything that such an attacker may have recorded elsewhere."""
 
 
 def one_input(data: bytes) -> None:
-    """S7. The first bytes say whose turn it is and what is said, the rest what is done to it."""
+    """S7. The first bytes choose the side and the message, the rest the changes to it."""
     choices = Choices(data)
     _check_hello(choices)
     hello, nonce, key, expected = HELLO, choices.one_of(NONCES), choices.one_of(KEYS), choices.one_of(SIGNALS)
@@ -76,7 +76,7 @@ def _check_hello(choices: Choices) -> None:
 
 
 def _distorted(choices: Choices, data: bytes) -> bytes:
-    """Up to three changes: of a byte, a cut, something in its place, or what was heard elsewhere behind it."""
+    """Up to three changes: of a byte, a cut, a replacement, or recorded bytes appended."""
     for _ in range(choices.number(4)):
         kind, place = choices.number(5), choices.number(len(data) + 1)
         if kind == 0 and place < len(data):

@@ -1,8 +1,8 @@
 """The machine of the master: well-formed messages of any kind, in any order, on any connection, at any time.
 
-An input is a list of decisions (choices.py): how the master begins, then what happens. Beside what strangers say,
-peers do at times what honest ones would, so that there are members, attempts and syncs to be disturbed. Reports lie
-about anything.
+An input is a list of decisions (choices.py): how the master begins, and then the events. Besides the messages of
+strangers, peers sometimes send what honest peers would send, so that there are members, attempts and syncs to disturb.
+Reports lie about anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EVENTS_MAX = 200
 
 @dataclass
 class World:
-    """A master and what was seen of it."""
+    """A master, and observations of it."""
 
     machine: MasterMachine
     keys: tuple[str, ...]
@@ -49,21 +49,21 @@ class World:
     outcomes: dict[int, bool] = field(default_factory=dict)
     epochs: dict[int, Any] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
-    """As which terms the master has asked for reports: who answers must promise that."""
+    """The terms in which the master has asked for reports: an answer must promise one of them."""
 
     def peer_ids(self) -> list[bytes]:
-        """Of all who may take part."""
+        """The ids of all peers that may take part."""
         salts = [name.encode() * SALT_BYTES for name in NAMES]
         return [make_peer_id(key, salt) if key else salt.ljust(16, b".") for key in self.keys for salt in salts]
 
     def leaders(self) -> list[bytes]:
-        """What the master has drawn for its leaderships, or wants to. Private: no message has all of it."""
+        """The ids that the master has drawn for its leaderships, or wants to. Private: no message has all of them."""
         machine = self.machine
         wanted = [machine.candidate.promise.leader] if machine.candidate is not None else []
         return [machine._leader.promise.leader, *wanted]
 
     def handle(self, event: events.MasterEvent) -> None:
-        """S1, S3 and the machine's own invariants. One that has stepped down knows what reports tell, and no more."""
+        """Checks S1, S3 and the machine's invariants. A master that has stepped down knows only what reports tell."""
         if self.term != self.machine.generation:
             self.term, self.outcomes = self.machine.generation, {}
         for effect in self.machine.handle(event, self.now_ns):
@@ -82,7 +82,7 @@ class World:
 
 
 def one_input(data: bytes) -> None:
-    """S1, S3, B1: it never raises, keeps its invariants and its bounds, and what it says can be read."""
+    """S1, S3, B1: it never raises, keeps its invariants and its bounds, and sends only valid messages."""
     choices = Choices(data)
     keys = choices.one_of((("",), ("",), KEYS[1:]))
     seed = b"" if keys == ("",) else b"seed"
@@ -121,7 +121,7 @@ def _events(world: World, choices: Choices) -> list[events.MasterEvent]:
 
 
 def _is_well_formed(event: events.MasterEvent) -> bool:
-    """False for what could not have come over the wire."""
+    """False for an event that could not come over the wire."""
     if not isinstance(event, events.PeerMessageReceived):
         return True
     try:
@@ -131,7 +131,7 @@ def _is_well_formed(event: events.MasterEvent) -> bool:
 
 
 def _with_key(world: World, event: events.MasterEvent) -> events.MasterEvent:
-    """Whose key a message that an honest peer would send came with."""
+    """Adds the key of the connection on which an honest peer would send the message."""
     if not isinstance(event, events.PeerMessageReceived) or world.keys == ("",):
         return event
     peer = world.machine.registry.by_connection.get(event.connection)
@@ -242,7 +242,7 @@ MESSAGES: list[Callable[[World, Choices], m.PeerMessage]] = [
 
 
 def seeds() -> list[bytes]:
-    """A run that is begun, and one that is taken over; both with some calls."""
+    """A run that begins, and one that is taken over, both with some calls."""
     register = [0, 5, 0, 0, 0, 0, 0, 0, 1, 0, 0]
     work = [byte for what in range(len(TOGETHER)) for byte in (0, 4, 0, what, 1)]
     return [

@@ -1,4 +1,4 @@
-"""The decoders of control messages: any bytes are a message or refused, and a message comes back as it went."""
+"""The decoders of control messages: they accept or refuse any bytes, and each message survives the round trip."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from protocol.harness import (
 from zpccl.protocol import messages as m
 
 EXPANSION_MAX = 256
-"""Bytes of memory for one of a message: the worst are arrays of empty values."""
+"""Maximum bytes of memory for one byte of a message: the worst case is arrays of empty values."""
 
 
 def one_input(data: bytes) -> None:
-    """B1 and no other exceptions."""
+    """B1, and no other exceptions."""
     for decode in (m.decode_peer_message, m.decode_master_message):
         _check(decode, data)
 
@@ -49,7 +49,7 @@ def _check(decode: Callable[[bytes], Any], data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """One of each kind."""
+    """One message of each kind."""
     outcome = m.Decision(0, 0, 2, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(1, 2))
     running = running_attempt(FIRST_ATTEMPT + 1, "ab", (3, 4), spec())
     sync = running_sync(FIRST_ATTEMPT + 2, 3, "a", "ab", (5, 6), True)

@@ -1,4 +1,4 @@
-"""The fuzz targets without a fuzzer: their seeds, and what Hypothesis makes up."""
+"""The fuzz targets without a fuzzer: their seeds, and inputs of Hypothesis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_seeds(name: str) -> None:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_anything(name: str, data: st.DataObject) -> None:
-    """S1, S3, S7, B1: and changes of the seeds."""
+    """S1, S3, S7, B1: also changed seeds."""
     seeds = [b"", *target(name).seeds()]
     whole = data.draw(st.sampled_from(seeds)) + data.draw(st.binary(max_size=400))
     begin = data.draw(st.integers(0, len(whole)))

@@ -1,4 +1,4 @@
-"""The logger of the library as the environment sets it up."""
+"""The library's logger, as the environment sets it up."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def samples(text: str) -> Series:
 
 
 def shown(now_ns: int = NOW_NS, **facts: Any) -> Series:
-    """What is served of a snapshot, as Prometheus reads it."""
+    """The series of a snapshot, as Prometheus reads them."""
     collector = SnapshotCollector(clock=lambda: now_ns)
     collector.snapshot = Snapshot(**{**EMPTY, **facts})
     registry = CollectorRegistry()
@@ -147,7 +147,7 @@ def test_each_fact_has_its_series() -> None:
 
 
 def test_many_groups_share_a_series() -> None:
-    """Peers choose their groups: a series for each would be without bound."""
+    """Peers choose their groups, so one series for each would be unbounded."""
     members = dict.fromkeys(range(1000), 1)
     members[999] = 5
     series = shown(members=members)
@@ -214,13 +214,13 @@ def test_serves_the_last_snapshot_until_it_is_closed() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\n"])
 def test_a_client_that_keeps_its_connection_open_holds_up_no_end(said: bytes) -> None:
-    """L1: one that says nothing, and one whose request has no end."""
+    """L1: one client sends nothing, the other sends a request without an end."""
     server = MetricsServer("127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(said)
         with urllib.request.urlopen(f"http://{server.address}/metrics"):
-            pass  # So the one before has been accepted.
+            pass  # So the previous one has been accepted.
         closing = threading.Thread(target=server.close, daemon=True)
         closing.start()
         closing.join(30)
@@ -228,7 +228,7 @@ def test_a_client_that_keeps_its_connection_open_holds_up_no_end(said: bytes) ->
 
 
 def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: each has a thread and a descriptor of the master."""
+    """B1: each has a thread and a descriptor in the master."""
     monkeypatch.setattr(limits, "METRICS_CONNECTIONS_MAX", 2)
     monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
     server = MetricsServer("127.0.0.1:0")
@@ -253,7 +253,7 @@ def test_bad_addresses(address: str) -> None:
 
 
 def test_nobody_is_asked_for_the_name_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no resolver answers the master would begin half a minute later."""
+    """If no resolver answers, the master would begin half a minute later."""
     asked: list[str] = []
     monkeypatch.setattr(socket, "getfqdn", asked.append)
     monkeypatch.setattr(socket, "gethostbyaddr", asked.append)
@@ -276,7 +276,7 @@ def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_slowest_paths_have_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: peers choose their names, and there are as many paths as pairs of them. Names may come twice."""
+    """B1: peers choose their names, and there is a path for each pair of peers. Two peers may have the same name."""
     monkeypatch.setattr(limits, "METRICS_PATHS_MAX", 3)
     members = tuple(Member(index.to_bytes(16, "big"), 0, name) for index, name in enumerate(("a", "b", "b", "c")))
     paths = (

@@ -1,4 +1,4 @@
-"""Attempts in these tests have ids that follow each other, except where plans ahead are what is tested."""
+"""Attempts in these tests have consecutive ids, except in tests of plans ahead."""
 
 from __future__ import annotations
 

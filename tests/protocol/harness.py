@@ -1,6 +1,6 @@
-"""Puts machines on the bench: feeds events, states the invariants after every step, collects what was said.
+"""Benches for the machines: feed events, check the invariants after every step, and collect what the machines send.
 
-Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows what the right answer is.
+Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows the right answer.
 """
 
 from __future__ import annotations
@@ -76,23 +76,23 @@ def pids(names: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def spec(tag: int = 0, **changes: Any) -> CollectiveSpec:
-    """What all_reduce of 8 floats at `tag` says, in a ring: most tests of plans are about rings."""
+    """The spec of all_reduce of 8 floats at `tag`. It asks for a ring, as most tests of plans are about rings."""
     plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_elements": 256}
     plain["algorithm"] = Algorithm.RING
     return CollectiveSpec(tag=tag, **{**plain, **changes})
 
 
 RING_ONLY: dict[str, Any] = {"kind": CollectiveKind.REDUCE_SCATTER, "op": ReduceOp.AVG, "datatype": DataType.INT8}
-"""Of a collective for which trees do not do: its sums are wide. It needs a ring, or links between all."""
+"""Fields of a collective whose sums are too wide for most trees. It needs a ring, or links between all."""
 
 
 def digest(text: str) -> bytes:
-    """A digest that can be read."""
+    """A readable digest."""
     return text.encode().ljust(32, b"-")
 
 
 def entry(key: str, contents: str, *, free: bool = False, datatype: int = 10, count: int = 4) -> StateEntry:
-    """A tensor of a shared state; `free`: it may differ."""
+    """A tensor of a shared state; with `free` its contents may differ between peers."""
     return StateEntry(key, datatype, count, free, digest(contents))
 
 
@@ -104,7 +104,7 @@ def sync_spec(revision: int, *entries: StateEntry, strategy: int = 0, digest_kin
 def offer(
     call_id: int, revision: int, *entries: StateEntry, strategy: int = 0, oldest: int = 0, digest_kind: int = 0
 ) -> Votes:
-    """What sync_shared_state says; by default one tensor w with contents 1."""
+    """The vote of sync_shared_state; by default for one tensor w with contents 1."""
     return Votes(oldest, (Vote(call_id, sync_spec(revision, *entries, strategy=strategy, digest_kind=digest_kind)),))
 
 
@@ -114,12 +114,12 @@ def topology_vote(oldest: int, call_id: int, kind: TopologyKind, after_round: in
 
 
 def sent(effects: Iterable[Any]) -> list[tuple[Hashable, Any]]:
-    """Who was sent what, in order, without log lines, and without what is only for a master that takes over."""
+    """The messages sent and their receivers, in order. Fields that only a master that takes over needs are blank."""
     return [(c, plain(e.message)) for e in effects if isinstance(e, Broadcast) for c in e.connections]
 
 
 def plain(message: Any) -> Any:
-    """A message of the master without what peers only remember: for another master, or for the next call."""
+    """A message of the master without the fields that peers only keep for another master or for the next call."""
     if isinstance(message, Decision):
         attempt_id = 0 if message.is_refusal else message.attempt_id
         return msgspec.structs.replace(message, round=0, attempt_id=attempt_id, order=(), calls=(), ahead=())
@@ -137,9 +137,9 @@ def logs(effects: Iterable[Any]) -> list[Log]:
 
 @dataclass
 class MasterBench:
-    """A master, and the names of the connections that peers have now.
+    """A master, and the name of each peer's current connection.
 
-    `copies`: every message is given to the master that many times; what it does must be the same.
+    `copies`: the bench hands the master each message this many times. The result must be the same as with one.
     """
 
     options: MasterOptions = field(default_factory=MasterOptions)
@@ -154,20 +154,20 @@ class MasterBench:
         self.epochs: dict[int, Members] = {}
         self.plans: dict[int, Reducing] = {}
         self.verdicts: dict[tuple[Hashable, int], Decision] = {}
-        self.ahead = 0  # The last plan ahead that was handed out.
+        self.ahead = 0  # The last plan ahead that the master handed out.
         self.logged: list[Log] = []
         self.waiting: list[events.MasterEvent] | None = None
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """What comes while the block runs waits, and is taken at once after it."""
+        """Holds back all events while the block runs, and hands them over in one batch after it."""
         self.waiting = []
         yield
         batch, self.waiting = self.waiting, None
         self.handle(*batch)
 
     def handle(self, *batch: events.MasterEvent) -> list[Any]:
-        """Events, with everything that holds of any step checked."""
+        """Handles events, and checks every rule that holds for any step."""
         if self.waiting is not None:
             self.waiting += batch
             return []
@@ -198,7 +198,7 @@ class MasterBench:
             assert known == message, "a call has one answer"
 
     def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
-        """Peer `name` says something; returns what the master sends, to whom (of the first copy)."""
+        """Peer `name` sends a message. Returns what the master sends to whom, for the first copy."""
         if isinstance(message, RunReport) and message.hello.leader == NO_ID:
             message = self.promising(message)
         decode_peer_message(encode(message))
@@ -209,7 +209,7 @@ class MasterBench:
         return sent(effects)
 
     def promising(self, message: Any, promise: Promise | None = None) -> Any:
-        """A Hello or a report of one who has promised itself, by default to this master as it leads or wants to."""
+        """A Hello or report of a peer with a promise: by default to this master, in its term or its candidacy."""
         candidate = self.machine.candidate
         term, leader = promise or (candidate.promise if candidate is not None else self.machine._leader.promise)
         if isinstance(message, RunReport):
@@ -217,7 +217,7 @@ class MasterBench:
         return msgspec.structs.replace(message, promised=term, leader=leader)
 
     def tick(self, after_ns: int = 0) -> list[tuple[Hashable, Any]]:
-        """Time passes."""
+        """Lets time pass."""
         self.now_ns += after_ns
         return sent(self.handle(events.Tick()))
 
@@ -227,7 +227,7 @@ class MasterBench:
             self.tick_at_deadline()
 
     def tick_at_deadline(self) -> list[tuple[Hashable, Any]]:
-        """Time passes until the master asked to be woken."""
+        """Lets time pass until the deadline for which the master asked."""
         deadline_ns = self.machine.deadline_ns()
         assert deadline_ns is not None
         self.now_ns = max(self.now_ns, deadline_ns)
@@ -250,18 +250,18 @@ class MasterBench:
         return self.say(name, Hello(**fields), changes.get("seen", ""))
 
     def register(self, *names: str, group: int = 0) -> None:
-        """Peers come."""
+        """Peers register."""
         for name in names:
             self.groups[name] = group
             self.hello(name)
 
     def link(self, *names: str) -> None:
-        """These peers, and no others, say that they are linked with each other."""
+        """Each of these peers reports links to the others of them, and no other links."""
         for name in names:
             self.say(name, Linked(pids(other for other in names if other != name)))
 
     def members(self, *names: str, group: int = 0) -> None:
-        """Peers come and are all admitted and linked. Call it for one group after the other."""
+        """Peers register, and all are admitted and linked. Call it for one group after the other."""
         there = [peer.name for peer in self.machine.registry.order]
         self.register(*names, group=group)
         self.link(*[n for n in there if self.groups[n] == group], *names)
@@ -271,7 +271,7 @@ class MasterBench:
         self.said = {connection: [] for connection in self.said}
         self.verdicts.clear()
         for peer in self.machine.registry.order:
-            peer.answers.clear()  # Of the votes above: tests begin with a clean table.
+            peer.answers.clear()  # Drops the answers to the votes above: tests begin with a clean table.
 
     def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
         """Peer `name` votes for collectives, with call ids from `call_id` on."""
@@ -279,7 +279,7 @@ class MasterBench:
         return self.say(name, Votes(oldest, calls))
 
     def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
-        """Peer `name` reports on an attempt: by default success with digest 7."""
+        """Peer `name` reports on an attempt; by default success with digest 7."""
         fields = {"ok": True, "digest": 7, **changes}
         return self.say(name, Report(call_id, attempt_id, **fields))
 
@@ -292,7 +292,7 @@ class MasterBench:
         return self.say(name, Report(call_id, attempt_id, **{"ok": True, **changes}))
 
     def withdraw(self, name: str, call_id: int) -> list[tuple[Hashable, Any]]:
-        """Peer `name` takes a call back."""
+        """Peer `name` withdraws a call."""
         return self.say(name, Withdraw(call_id))
 
     def leave(self, name: str) -> list[tuple[Hashable, Any]]:
@@ -304,7 +304,7 @@ class MasterBench:
         return sent(self.handle(events.ConnectionClosed(self.connections[name])))
 
     def lose(self, name: str) -> list[tuple[Hashable, Any]]:
-        """Peer `name` dies without a word."""
+        """Peer `name` dies without sending anything."""
         return self.disconnect(name) + self.tick(self.options.disconnect_grace_ns)
 
     # --- What can be seen -------------------------------------------------------------------------------------------
@@ -322,11 +322,11 @@ class MasterBench:
         return self.machine.registry.peers[pid(name)]
 
     def verdict(self, name: str, call_id: int) -> Decision | None:
-        """How a call ended, None while it is open."""
+        """The decision on a call, or None while the call is open."""
         return self.verdicts.get((name, call_id))
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the master holds, without what only counts messages."""
+        """Everything that the master holds, except what only counts messages."""
         machine = self.machine
         return {
             "epoch": machine.registry.epoch,
@@ -370,7 +370,7 @@ CONNECT = 1
 
 
 def neighbour(name: str, *, dial: bool = True) -> Neighbour:
-    """A peer that a shall have a link to."""
+    """A neighbour to which peer a is to have a link."""
     return Neighbour(pid(name), name, (f"{name}:1",), dial)
 
 
@@ -386,10 +386,10 @@ class PeerBench:
         self.machine = PeerMachine(replace(OPTIONS, **options))
         self.now_ns = 1_000
         self.logged: list[Log] = []
-        self.open: set[int] = set()  # Calls of the user without an answer.
+        self.open: set[int] = set()  # The user's calls without an answer.
 
     def handle(self, event: events.PeerEvent) -> list[Any]:
-        """One event; returns the effects without log lines."""
+        """Handles one event, and returns the effects without log lines."""
         if isinstance(event, events.Called):
             self.open |= {vote.call_id for vote in event.votes}
         elif isinstance(event, events.ConnectCalled):
@@ -403,22 +403,22 @@ class PeerBench:
             if isinstance(effect, Send):
                 assert decode_peer_message(encode(effect.message)) == effect.message
             elif isinstance(effect, Resolve | Reject):
-                self.open.remove(effect.call_id)  # KeyError: answered twice, or never asked.
+                self.open.remove(effect.call_id)  # KeyError: the call was answered twice, or was never made.
         self.logged += logs(effects)
         return [effect for effect in effects if not isinstance(effect, Log)]
 
     def hear(self, message: Any) -> list[Any]:
-        """The master says something."""
+        """The master sends a message."""
         decode_master_message(encode(message))
         return self.handle(events.MasterMessageReceived(message))
 
     def tick(self, after_ns: int = 0) -> list[Any]:
-        """Time passes."""
+        """Lets time pass."""
         self.now_ns += after_ns
         return self.handle(events.Tick())
 
     def up(self) -> list[Any]:
-        """The connection to the master stands."""
+        """The connection to the master comes up."""
         return self.handle(events.ConnectionUp())
 
     def down(self) -> list[Any]:
@@ -426,19 +426,19 @@ class PeerBench:
         return self.handle(events.ConnectionDown())
 
     def reconnect(self) -> list[Any]:
-        """The connection breaks and is made again; returns what is said then."""
+        """The connection breaks and comes up again. Returns the effects of that."""
         assert self.down() == []
         return self.up()
 
     def welcome_back(self) -> list[Any]:
-        """The connection breaks and is made again, and the master leads on; returns what is said then."""
+        """The connection breaks and comes up again, and the same master still leads. Returns the effects of that."""
         said = self.reconnect()
         return said + self.hear(Welcome(RUN_ID, *self.machine._acceptor.promised))
 
     # --- To get somewhere -------------------------------------------------------------------------------------------
 
     def connecting(self) -> PeerBench:
-        """connect() was called and the connection stands."""
+        """connect() was called, and the connection is up."""
         self.handle(events.ConnectCalled(CONNECT, attempts=2))
         self.up()
         return self
@@ -450,7 +450,7 @@ class PeerBench:
         return self
 
     def member(self, names: str = "ab", epoch: int = 2, **groups: int) -> PeerBench:
-        """The peer is a member beside others, linked with all of its group."""
+        """The peer is a member together with others, and linked with all of its group."""
         self.pending()
         others = [name for name in names if name != "a" and groups.get(name, 0) == 0]
         self.hear(Neighbours(tuple(neighbour(name) for name in others)))
@@ -465,7 +465,7 @@ class PeerBench:
         return self.handle(events.Called(tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))))
 
     def topology(self, call_id: int, kind: TopologyKind = UPDATE) -> list[Any]:
-        """update_topology and the like."""
+        """A topology call; by default update_topology."""
         return self.handle(events.Called((Vote(call_id, TopologySpec(kind)),)))
 
     def sync(self, call_id: int, revision: int = 0) -> list[Any]:
@@ -483,7 +483,7 @@ class PeerBench:
 
 
 def plan_of(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
-    """A plan with one lane over `names`, for the call of that number of each, or for `calls`."""
+    """A plan with one lane over `names`, for call `call_id` of each, or for `calls`."""
     return Plan(attempt_id, calls or (call_id,) * len(names), reducing(names))
 
 
@@ -497,7 +497,7 @@ def sync_plan(
     partial_seeds: str = "",
     **calls: int,
 ) -> Plan:
-    """A sync plan; `fetch` has key and contents of each tensor to fetch."""
+    """A sync plan; `fetch` has the key and contents of each tensor to fetch."""
     entries = tuple(FetchEntry(key, digest(text)) for key, text in fetch)
     calls = calls or {"a": call_id, "b": call_id}
     how = Fetching(pids(calls), revision, pids(holders), entries, pids(sources), pids(partial_seeds))
@@ -550,7 +550,7 @@ def fail_by(
     call_id: int,
     **changes: Any,
 ) -> tuple[bytes, ...]:
-    """All call the same; `one` finds its link to `other` at fault after a while. Returns the order of the plan."""
+    """All make the same call; later `one` reports its link to `other` as broken. Returns the order of the plan."""
     for name in bench.names():
         bench.begin(name, call_id, spec(**(changes or RING_ONLY)))
     attempt_id, how = list(bench.plans.items())[-1]
@@ -560,7 +560,7 @@ def fail_by(
 
 
 def said_together(machine: MasterMachine, what: str, number: int) -> list[events.MasterEvent]:
-    """What the members, or those concerned, say as honest peers would."""
+    """The events of all members, or of those concerned, if they send what honest peers would."""
     said: list[tuple[Peer, Any]] = []
     attempts, transfers = machine.operations.running.values(), machine.syncs.transfers()
     if what == "finish":
@@ -580,5 +580,5 @@ def said_together(machine: MasterMachine, what: str, number: int) -> list[events
         }.get(what)
         if vote is not None:
             said.append((peer, vote))
-    # Who has lost its connection comes back on another one.
+    # A peer that has lost its connection comes back on another one.
     return [events.PeerMessageReceived(p.connection or f"{p.name} again", message) for p, message in said]

@@ -1,4 +1,4 @@
-"""A master that is one of two, and a peer that knows both."""
+"""A master that is one of two, and a peer that knows both masters."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Standby(MasterBench):
         self.machine.recover(self.now_ns)
 
     def break_bounds(self, name: str) -> None:
-        """A member votes twice for one call, for which it is removed."""
+        """A member votes twice for one call, and is removed for it."""
         self.begin(name, 50, spec(1))
         self.begin(name, 50, spec(2))
 
     def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
-        """A peer connects, is asked, and reports; returns what is sent."""
+        """A peer connects, is asked for a report, and reports. Returns the messages of the master."""
         number = sum(str(c).startswith(name) for c in self.said) + 1
         self.connections[name] = f"{name}{number}"
         report = report_of(name, *arguments, **facts)
@@ -40,12 +40,12 @@ class Standby(MasterBench):
         return self.say(name, replace(report, hello=self.promising(hello, promise)))
 
     def see(self, *names: str) -> None:
-        """Members have the list of now."""
+        """Members acknowledge the present list."""
         for name in names:
             self.say(name, Acknowledgement(self.machine.registry.epoch))
 
     def begin_run(self, names: str) -> None:
-        """A run with these members, established."""
+        """A run with these members and a committed list."""
         self.now_ns += limits.RECOVERY_GRACE_NS
         self.hello(names[0], begins=self.machine.run_id, **TWO)
         self.tick(limits.RECOVERY_GRACE_NS)

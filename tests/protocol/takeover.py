@@ -28,7 +28,7 @@ def hello_of(name: str, run_id: bytes = OLD_RUN, connection: int = 1) -> Hello:
 
 
 def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> RunReport:
-    """What a peer knows: by default a member list and nothing else."""
+    """What a peer knows: by default only a member list."""
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
@@ -37,7 +37,7 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
 
 
 class TakeOver(MasterBench):
-    """A master that has been started in place of another one."""
+    """A master that was started in place of another one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +45,7 @@ class TakeOver(MasterBench):
         self.reports: dict[bytes, RunReport] = {}
 
     def report(self, name: str, *arguments: Any, waits: bool = True, **facts: Any) -> list[Any]:
-        """A peer connects and reports; returns what is sent. After all of the newest list it waits for others."""
+        """A peer connects and reports. Returns the messages. After all of the newest list, waits for further peers."""
         self.connections[name] = f"{name}1"
         report = self.reports[pid(name)] = report_of(name, *arguments, **facts)
         assert [m.refusal for _, m in self.say(name, report.hello)] in ([Refusal.REPORT], [])

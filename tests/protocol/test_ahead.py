@@ -1,7 +1,7 @@
-"""Plans ahead: with the commit of a collective the next one like it is planned, and its callers wait for no plan.
+"""Plans ahead: the decision that commits a collective also plans the next one like it, whose callers wait for no plan.
 
-A peer that has started it votes for it. If all have, it is an attempt like others; else another plan takes its place,
-and nobody notices but by the time that it takes.
+A peer that has started the planned attempt votes for it. If all have started it, it is an attempt like any other. If
+not, another plan replaces it, and the only effect is the time that this takes.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from .takeover import TakeOver
 
 AHEAD = FIRST_ATTEMPT + 1
 NEXT = AHEAD + limits.PLANS_AHEAD_AT_TAG_MAX
-"""The attempt after those that are planned ahead."""
+"""The first attempt after the attempts planned ahead."""
 
 # --- The master -------------------------------------------------------------------------------------------------------
 
 
 def next_plan(call_id: int, attempt_id: int, names: str = "ab", calls: tuple[int, ...] = ()) -> Plan:
-    """A plan, with as many ahead as a tag may have."""
+    """A plan with as many plans ahead as a tag may have."""
     ids = range(attempt_id + 1, attempt_id + 1 + limits.PLANS_AHEAD_AT_TAG_MAX)
     return replace(plan_of(call_id, attempt_id, names, calls), ahead=tuple(ids))
 
 
 class Bench(MasterBench):
-    """A master of a group in which one collective has been committed, and the next one is planned ahead."""
+    """A master of a group that has committed one collective, and has planned the next one ahead."""
 
     def __init__(self, names: str = "ab", specs: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Bench(MasterBench):
             self.finish(name, 1)
 
     def call(self, name: str, call_id: int = 2, ahead: int = AHEAD, **changes: Any) -> list[Any]:
-        """A peer makes a call that it has started already, or if `ahead` is 0, has not."""
+        """A peer votes for a call: it has started attempt `ahead` of it, or none if `ahead` is 0."""
         return self.say(name, Votes(0, (Vote(call_id, spec(**changes), ahead),)))
 
 
 def test_a_call_that_all_have_started_needs_no_plan() -> None:
-    """S1: it is decided as others are; the decision lists the calls, which no plan has told anybody."""
+    """S1: the attempt is decided as others are. The decision lists the calls, as no plan has told them to the peers."""
     bench = Bench()
     assert bench.ahead == NEXT - 1
     assert bench.call("a") == bench.call("b") == []
@@ -87,7 +87,7 @@ def test_a_call_that_all_have_started_needs_no_plan() -> None:
 
 
 def test_a_report_may_come_before_the_votes_of_others() -> None:
-    """L1: the vote of b is longer on its way than the data between the peers."""
+    """L1: the vote of b takes longer than the data between the peers."""
     bench = Bench()
     bench.call("a")
     assert bench.finish("a", 2, AHEAD) == []
@@ -97,19 +97,19 @@ def test_a_report_may_come_before_the_votes_of_others() -> None:
 
 @pytest.mark.parametrize("early", ["a", "b"])
 def test_what_not_all_have_started_is_planned_anew(early: str) -> None:
-    """S1: who has started it is told by the plan that takes its place."""
+    """S1: the plan that replaces the attempt tells so to the peer that has started it."""
     bench = Bench()
     bench.call("a", ahead=AHEAD if early == "a" else 0)
     told = bench.call("b", ahead=AHEAD if early == "b" else 0)
     assert told == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
-    assert bench.finish(early, 2, AHEAD) == []  # It is late.
+    assert bench.finish(early, 2, AHEAD) == []  # The report comes too late.
     for name in "ab":
         bench.finish(name, 2, NEXT)
     assert bench.verdict(early, 2) == Decision(2, 0, 2, attempt_id=NEXT)
 
 
 def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
-    """L1: a has lost a link, or waited for longer than an attempt may stall."""
+    """L1: a has lost a link, or has waited for longer than an attempt may stall."""
     bench = Bench()
     bench.call("a")
     assert bench.finish("a", 2, AHEAD, ok=False, fault=pid("b")) == []
@@ -118,9 +118,9 @@ def test_a_plan_ahead_that_has_failed_is_planned_anew() -> None:
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_who_is_bound_is_let_go_once_nobody_else_can_begin_the_attempt(has_begun: bool) -> None:
-    """S1, L1: c may have begun what a and b have told their digests of, and its vote is on the way.
+    """S1, L1: a and b have told their digests. c may have started the attempt too, with its vote still on the way.
 
-    If not, it never will once it has accepted a later list, which voids what is planned ahead.
+    If c has not started it, it never will once it has accepted a later list, as that voids plans ahead.
     """
     bench = Bench("abc")
     for name in "ab":
@@ -154,7 +154,7 @@ def test_a_failure_after_all_have_voted_fails_the_call() -> None:
 
 
 def test_other_calls_are_compared_as_ever() -> None:
-    """S1: who has started the wrong one is told of the mismatch like the others."""
+    """S1: a peer that has started the wrong one gets the same mismatch as the others."""
     bench = Bench()
     bench.call("a")
     told = bench.call("b", ahead=0, count=9)
@@ -168,7 +168,7 @@ def test_the_same_other_call_of_all_is_planned() -> None:
 
 
 def test_who_withdraws_keeps_nobody() -> None:
-    """L1: b has started it and gives up; with its next call, both get a plan."""
+    """L1: b has started the attempt and gives up. When b makes its next call, both get a plan."""
     bench = Bench()
     bench.call("b")
     bench.withdraw("b", 2)
@@ -178,7 +178,7 @@ def test_who_withdraws_keeps_nobody() -> None:
 
 
 def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
-    """S1, L2: c is lost; a and b go on without it, whatever they have started."""
+    """S1, L2: c is lost. a and b go on without it, whatever attempt they have started."""
     bench = Bench("abc")
     bench.call("a")
     bench.call("b")
@@ -190,7 +190,7 @@ def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
 
 
 def test_what_a_lost_peer_may_have_committed_with_all_others_is_committed() -> None:
-    """S1: the vote of c was lost with it."""
+    """S1: c is lost, and its vote with it."""
     bench = Bench("abc")
     bench.call("a")
     bench.call("b")
@@ -202,7 +202,7 @@ def test_what_a_lost_peer_may_have_committed_with_all_others_is_committed() -> N
 
 @pytest.mark.parametrize("digest", [7, 8])
 def test_the_last_of_a_group_goes_on_with_what_it_has_started(digest: int) -> None:
-    """S1, L1: b is lost before its vote came; a may know that both have the same result."""
+    """S1, L1: b is lost before its vote arrives. a may know that both have the same result."""
     bench = Bench()
     bench.call("a")
     bench.lose("b")
@@ -212,7 +212,7 @@ def test_the_last_of_a_group_goes_on_with_what_it_has_started(digest: int) -> No
 
 
 def test_results_that_differ_after_a_loss_are_computed_again() -> None:
-    """S1: where two differ nobody has committed them."""
+    """S1: if two results differ, nobody has committed them."""
     bench = Bench("abc")
     for digest, name in enumerate("ab"):
         bench.call(name)
@@ -223,7 +223,7 @@ def test_results_that_differ_after_a_loss_are_computed_again() -> None:
 
 @pytest.mark.parametrize("attempt_id", [FIRST_ATTEMPT, 999], ids=["of another group", "of the future"])
 def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -> None:
-    """S3, B2: whatever the members of one group say, an attempt of another one is not touched."""
+    """S3, B2: no message of one group's members touches an attempt of another group."""
     bench = MasterBench()
     bench.members("a", "b")
     bench.members("x", "y", group=1)
@@ -242,7 +242,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
 
 
 def test_who_has_committed_a_call_makes_the_next_one() -> None:
-    """The votes of b come late: those of a wait for them, one after the other."""
+    """The votes of b come late: a's votes wait for them, one after the other."""
     bench = Bench()
     for number in (2, 3, 4):
         bench.call("a", number, AHEAD + number - 2)
@@ -272,9 +272,9 @@ def test_messages_on_later_calls_may_come_twice() -> None:
 
 @pytest.mark.parametrize("last", ["report", "vote"])
 def test_what_comes_behind_a_loss_in_one_step_is_not_taken_before_what_came_earlier(last: str) -> None:
-    """S1, L1: a and b have committed three calls with c; the master hears of all that, and of the death of c, at once.
+    """S1, L1: a and b have committed three calls with c. The master hears of these calls and of the death of c at once.
 
-    It decides the first call when it removes c. What has come of later calls, and was kept, counts before what follows.
+    It decides the first call when it removes c. Messages about later calls that it has kept count before newer ones.
     """
     bench = Bench("abc")
     bench.disconnect("c")
@@ -299,11 +299,11 @@ def test_what_comes_behind_a_loss_in_one_step_is_not_taken_before_what_came_earl
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_calls_that_are_over_are_decided_before_others_join(dies: bool) -> None:
-    """L1: a and b have committed two calls and call update_topology(); b's votes for all of that come at once.
+    """L1: a and b have committed two calls and call update_topology(); b's votes for all of these arrive at once.
 
-    Else the second call would wait for the vote of the joiner, and all later ones at its tag for the decision on it.
+    Otherwise the second call would wait for the joiner's vote, and all later calls at its tag for the decision on it.
 
-    `dies`: what they wait for is not b's vote, but the loss of c.
+    `dies`: the calls do not wait for b's vote, but for the loss of c.
     """
     bench = Bench("abc" if dies else "ab")
     bench.register("d")
@@ -325,7 +325,7 @@ def test_calls_that_are_over_are_decided_before_others_join(dies: bool) -> None:
 
 
 def test_a_later_call_may_be_withdrawn() -> None:
-    """L1: of a it is gone, and its next one takes its place."""
+    """L1: a's withdrawn call is gone, and a's next one takes its place."""
     bench = Bench()
     bench.call("a", 2)
     bench.finish("a", 2, AHEAD)
@@ -339,7 +339,7 @@ def test_a_later_call_may_be_withdrawn() -> None:
 
 
 def test_a_call_at_a_tag_waits_for_the_result_of_the_one_before() -> None:
-    """B1: only who has its result may know that its peers have committed it."""
+    """B1: only a peer that has its own result can know that its peers have committed the call."""
     bench = Bench()
     bench.call("a", 2)
     refused = bench.call("a", 3, AHEAD + 1)
@@ -347,7 +347,7 @@ def test_a_call_at_a_tag_waits_for_the_result_of_the_one_before() -> None:
 
 
 def test_a_vote_again_for_a_plan_ahead_gets_no_plan() -> None:
-    """Of an attempt that all have started nobody needs one; who voted for another gets it."""
+    """If all have started an attempt, nobody needs its plan. A peer that voted for another attempt gets the plan."""
     bench = Bench()
     bench.call("a")
     bench.call("b")
@@ -356,7 +356,7 @@ def test_a_vote_again_for_a_plan_ahead_gets_no_plan() -> None:
 
 
 def test_the_root_of_a_broadcast_stays_the_root() -> None:
-    """S1: a plan ahead is for the same arguments of each peer."""
+    """S1: a plan ahead only fits calls in which each peer has the same arguments."""
     specs = {name: spec(kind=CollectiveKind.BROADCAST, is_root=name == "b") for name in "ab"}
     bench = Bench(specs=specs)
     for name, other in ("ab", "ba"):
@@ -365,7 +365,7 @@ def test_the_root_of_a_broadcast_stays_the_root() -> None:
 
 
 def test_plans_ahead_are_void_once_another_plan_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: what all have started before they hear of it goes on by the old plan."""
+    """S3: an attempt that all have started before they hear of the better plan goes on with the old plan."""
     bench, better = Bench(), reducing(algorithm=Algorithm.DIRECT)
     monkeypatch.setattr(bench.machine.collectives.planner, "how", lambda *_, **__: better)
     for call_id in (2, 3):
@@ -389,7 +389,7 @@ def test_large_tensors_are_not_planned_ahead(count: int) -> None:
 
 
 def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
-    """Those who hear of it drop them, too."""
+    """The peers that hear of the abort drop them too."""
     bench = Bench()
     for name in "ab":
         bench.call(name)
@@ -398,7 +398,7 @@ def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
 
 
 def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: the oldest goes, and its callers get a plan."""
+    """B1: the master drops the oldest plan ahead, and its callers get a plan."""
     monkeypatch.setattr(limits, "PLANS_AHEAD_MAX", 3)
     bench = MasterBench()
     bench.members("a", "b")
@@ -412,7 +412,7 @@ def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("ok", [False, True])
 def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
-    """L3, S1: somebody who is lost may have committed it with them. It plans anew if one of them has failed."""
+    """L3, S1: a lost peer may have committed the attempt with the others. If one has failed, it is planned anew."""
     bench = TakeOver()
     bench.report("a")
     bench.report("b")
@@ -445,12 +445,12 @@ def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
 
 
 def vote(call_id: int, ahead: int = AHEAD, **changes: Any) -> Send:
-    """Of an attempt that is planned ahead it may wait: the others have the same plan."""
+    """A vote for an attempt planned ahead may wait: the others have the same plan."""
     return Send(Votes(call_id, (Vote(call_id, spec(**changes), ahead),)), may_wait=ahead > 0)
 
 
 def test_the_vote_for_what_only_the_master_decides_is_sent_at_once() -> None:
-    """In a broadcast peers tell each other no digests."""
+    """In a broadcast, peers do not tell each other digests."""
     peer = PeerBench().member("ab")
     broadcast = spec(kind=CollectiveKind.BROADCAST, is_root=True)
     peer.reduce(10, broadcast)
@@ -461,7 +461,7 @@ def test_the_vote_for_what_only_the_master_decides_is_sent_at_once() -> None:
 
 
 def test_the_same_call_starts_at_once() -> None:
-    """The data plane first: the vote is not waited for."""
+    """The data plane starts first: it does not wait for the vote."""
     peer = after_a_commit()
     assert peer.reduce(11) == [start(11, AHEAD), vote(11)]
     assert peer.handle(events.ReduceDone(AHEAD, 7)) == [Send(Report(11, AHEAD, True, digest=7, count=2))]
@@ -471,7 +471,7 @@ def test_the_same_call_starts_at_once() -> None:
 
 
 def test_a_plan_ahead_that_is_void_is_not_used() -> None:
-    """L2: else a path that has fallen would be used by all calls that are planned ahead."""
+    """L2: otherwise all calls that are planned ahead would use a path that has fallen."""
     peer = after_a_commit(plan=replace(plan_of(10), ahead=(AHEAD + 1,)))
     assert peer.reduce(11)[0] == start(11, AHEAD + 1)
     peer.handle(events.ReduceDone(AHEAD + 1, 7))
@@ -488,7 +488,7 @@ def test_a_plan_ahead_is_used_once() -> None:
 
 
 def test_an_old_plan_ahead_is_not_used() -> None:
-    """L1: a data plane takes frames of an attempt far below others for late ones."""
+    """L1: a data plane takes frames with a far lower attempt id than others for late ones."""
     peer = after_a_commit()
     peer.reduce(11, spec(tag=1))
     peer.plan(11, AHEAD + limits.PLAN_AHEAD_AGE_MAX)
@@ -501,12 +501,12 @@ def test_another_call_waits_for_its_plan(changes: dict[str, Any]) -> None:
 
 
 def test_a_plan_takes_the_place_of_a_plan_ahead() -> None:
-    """S1, S4: what was started is ended, its input put back, before the new attempt begins."""
+    """S1, S4: the attempt that was started ends and its input is restored before the new attempt begins."""
     peer = after_a_commit()
     peer.reduce(11)
     assert peer.plan(11, AHEAD + 1) == [EndReduce(AHEAD, False), start(11, AHEAD + 1)]
     assert peer.handle(events.ReduceDone(AHEAD, 7)) == []
-    assert peer.plan(11, AHEAD + 1) == []  # Sent again.
+    assert peer.plan(11, AHEAD + 1) == []  # The master sends it again.
     peer.handle(events.ReduceDone(AHEAD + 1, 7))
     assert peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1)) == [EndReduce(AHEAD + 1, True), Resolve(11, 2)]
 
@@ -540,7 +540,7 @@ def test_a_loss_ends_what_was_started() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["running", "reported"])
 def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(is_done: bool) -> None:
-    """S2. Duel, seed 9436165: a plan that took its place got lost with its master, another peer reported its end."""
+    """S2. Duel, seed 9436165: a plan that replaced it was lost with its master; another peer reported its end."""
     peer = after_a_commit()
     peer.reduce(11)
     if is_done:
@@ -560,7 +560,7 @@ def test_the_result_of_what_was_started_is_not_that_of_another_attempt() -> None
 
 
 def test_what_was_started_is_said_again_on_a_new_connection() -> None:
-    """L3: no master may know of it, so the vote comes before the report."""
+    """L3: no master may know of the attempt, so the vote comes before the report."""
     peer = after_a_commit()
     peer.reduce(11)
     peer.handle(events.ReduceDone(AHEAD, 7))
@@ -579,7 +579,7 @@ def test_a_list_of_other_members_voids_plans_ahead() -> None:
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 @pytest.mark.parametrize("broken", "bcd")
 def test_a_link_that_is_down_waits_for_a_plan(broken: str, algorithm: Algorithm) -> None:
-    """The next plan may do without it. In the ring abcd, a needs no link to c."""
+    """The next plan may avoid the link. In the ring abcd, a needs no link to c."""
     peer = after_a_commit("abcd", Plan(FIRST_ATTEMPT, (10, 10, 10, 10), reducing("abcd", algorithm)))
     peer.handle(events.LinkFailed(pid(broken), "reset"))
     is_needed = broken != "c" or algorithm is Algorithm.DIRECT
@@ -593,7 +593,7 @@ def test_a_neighbour_that_is_gone_waits_for_a_plan() -> None:
 
 
 def test_a_released_call_is_not_started_again() -> None:
-    """S4: its user has the buffers; the plan that takes its place fails for all."""
+    """S4: the user has the buffers back. The plan that replaces the attempt fails for all."""
     peer = after_a_commit()
     peer.reduce(11)
     peer.down()
@@ -606,7 +606,7 @@ def test_a_released_call_is_not_started_again() -> None:
 
 
 def test_a_new_master_hears_of_it_by_the_vote() -> None:
-    """L3: the calls of the others are not known, so the report cannot tell of the attempt."""
+    """L3: the peer does not know the calls of the others, so its report cannot describe the attempt."""
     peer = after_a_commit()
     peer.reduce(11)
     report = peer.machine._run_report()
@@ -627,7 +627,7 @@ def test_peers_keep_as_many_as_the_master(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> None:
-    """S3: peers would run it as that one said, and this master does not know how."""
+    """S3: peers would run the next call by the other master's plan, which this master does not know."""
     bench = TakeOver()
     for name in "abcd":
         bench.report(name, "abcd", waits=name == "d")
@@ -641,7 +641,7 @@ def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> No
 
 
 def test_a_bound_call_that_follows_another_is_freed_as_soon_as_its_turn_comes() -> None:
-    """L1: a gives its second call up while the master lacks the votes of c for both. c gives up the second one, too."""
+    """L1: a gives its second call up while the master lacks c's votes for both. c gives up its second one too."""
     bench = Bench("abc")
     for name in "ab":
         for number in (2, 3):
@@ -662,7 +662,7 @@ def test_a_bound_call_that_follows_another_is_freed_as_soon_as_its_turn_comes() 
 
 
 def test_a_call_that_follows_a_withdrawn_one_takes_its_place_before_calls_are_compared() -> None:
-    """L1: a is in a sync, too, so its call at the tag seemed to be missing there, and b was refused with it."""
+    """L1: a is in a sync too. Its call at the tag must not seem to be missing there, or b would be refused with it."""
     bench = Bench("abc")
     for name in "ab":
         bench.call(name)

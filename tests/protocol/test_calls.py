@@ -1,4 +1,4 @@
-"""The calls of a peer: what they say, and the errors that answers stand for."""
+"""The calls of a peer: the messages that they send, and the errors for their answers."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from .harness import OPTIMIZE, UPDATE, offer, spec, sync_spec, topology_vote
     ],
 )
 def test_standing_messages(call: Call, vote: Any) -> None:
-    """The vote until there is a report, then the report."""
+    """A call sends its vote until there is a report, and then the report."""
     assert call.standing(2) == (vote,)
     report = Report(5, 7, True)
     call.report = report
-    offer = (vote,) if is_sync(call) else ()  # Another master finds in it what others must fetch.
+    offer = (vote,) if is_sync(call) else ()  # Another master learns from the offer what others must fetch.
     assert call.standing(2) == (*offer, report)
 
 

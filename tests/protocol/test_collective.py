@@ -81,7 +81,7 @@ def test_a_tag_is_free_again_after_its_decision() -> None:
 
 
 def test_groups_are_independent() -> None:
-    """The same tag in two groups is two collectives; what fails in one does not touch the other."""
+    """The same tag in two groups means two collectives. A failure in one does not touch the other."""
     bench = bench_of("a", "b")
     bench.members("x", "y", group=1)
     for name in "axby":
@@ -97,7 +97,7 @@ def test_groups_are_independent() -> None:
 
 
 def test_joiners_do_not_delay_collectives() -> None:
-    """S6: coming, linking, unlinking, talking nonsense, dying."""
+    """S6: joiners come, link, unlink, send nonsense, and die."""
     bench = bench_of("a", "b")
     bench.begin("a", 1)
     bench.register("j")
@@ -156,7 +156,7 @@ def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple
 
 
 def test_a_mismatch_of_many_can_be_read() -> None:
-    """L1: a reason that is too long for its message would leave every voter waiting. The bench decodes all."""
+    """L1: if the reason were too long for its message, every voter would wait on. The bench decodes all messages."""
     bench = MasterBench()
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
     bench.members(*names)
@@ -195,7 +195,7 @@ def test_missing_links_of_many_can_be_told() -> None:
 
 
 def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
-    """The spec of who is gone is forgotten with it."""
+    """When a voter is lost, the master forgets its spec too."""
     bench = bench_of("a", "b", "c")
     bench.begin("c", 1, spec(count=9))
     bench.lose("c")
@@ -221,7 +221,7 @@ def test_one_tag_for_two_calls_of_a_peer(is_running: bool) -> None:
 
 
 def test_a_refused_second_call_leaves_no_empty_vote() -> None:
-    """The next collective at that tag is voted on as if nothing had been."""
+    """The next vote at that tag begins as if nothing had happened."""
     bench = bench_of("a", "b")
     for name in "ab":
         bench.begin(name, 1)
@@ -249,7 +249,7 @@ def test_a_plan_waits_for_links() -> None:
 
 
 def unlink(bench: MasterBench, *pairs: str) -> None:
-    """Of all links, these are down; the ends say so."""
+    """These links are down, all others are up; their ends report so."""
     names = bench.names()
     for name in names:
         bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
@@ -269,7 +269,7 @@ def test_a_ring_goes_around_a_link_that_is_down() -> None:
 
 
 def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
-    """L2."""
+    """L2: a plan waits for a link only if no ring avoids it."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ab", "ac")
     for name in "abcd":
@@ -284,7 +284,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_links_are_not_waited_for_without_end(copies: int) -> None:
-    """L1, L2: the member that is cut off goes, and the rest goes on."""
+    """L1, L2: the member that is cut off is removed, and the others go on."""
     bench = bench_of("a", "b", "c", copies=copies)
     bench.say("a", Linked(pids("c")))
     bench.say("c", Linked(pids("a")))
@@ -301,7 +301,7 @@ def test_links_are_not_waited_for_without_end(copies: int) -> None:
 
 
 def test_no_ring_is_needed_for_an_all_reduce() -> None:
-    """L2: two pairs can never meet, and three peers have one link each. Trees connect all, and nobody is removed."""
+    """L2: two pairs can never connect, and three peers have one link each. Trees connect all, and nobody is removed."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "bc", "bd", "cd")
     for name in "abcd":
@@ -312,7 +312,7 @@ def test_no_ring_is_needed_for_an_all_reduce() -> None:
 
 
 def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() -> None:
-    """L2: until that has cost so much that the link counts as down. Then the member behind it is removed."""
+    """L2: this ends when the link has failed so often that it counts as down. Then the member behind it is removed."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ac")
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
@@ -327,7 +327,7 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
 
 
 def test_nobody_is_removed_for_links_while_all_are_away() -> None:
-    """L3: a plan waits for a link as the network of all breaks."""
+    """L3: a plan waits for a link when the network of all breaks."""
     bench = bench_of("a", "b")
     unlink(bench, "ab")
     for name in "ab":
@@ -338,7 +338,7 @@ def test_nobody_is_removed_for_links_while_all_are_away() -> None:
 
 
 def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
-    """L2: of two peers, after a minute of a large tensor. The link is back when they call again."""
+    """L2: two peers, after a minute of a large tensor. The link is back when they call again."""
     bench = bench_of("a", "b")
     for name in "ab":
         bench.begin(name, 1)
@@ -354,7 +354,7 @@ def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None
 
 @pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER"])
 def test_trees_take_the_place_of_a_ring(kind: str) -> None:
-    """L2: where links connect all, whatever a collective moves goes through who has them. Its owners are the roots."""
+    """L2: if links connect all, other peers forward the data of any collective. The owners are the roots."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "bc", "bd", "cd")
     for name in "dcab":
@@ -397,7 +397,7 @@ def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
 
 
 def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
-    """L1: each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
+    """L1: otherwise each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "bc", "bd", "cd")
     mean = spec(**RING_ONLY)
@@ -439,7 +439,7 @@ def test_a_member_that_is_cut_off_goes() -> None:
 
 
 def test_two_halves_without_a_link_between_them() -> None:
-    """One half goes on, that of the first member."""
+    """The half with the first member goes on."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ac", "ad", "bc", "bd")
     for name in "abcd":
@@ -465,7 +465,7 @@ def test_groups_are_judged_by_their_own_links() -> None:
 
 
 def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:
-    """All call and succeed. Returns the order of the ring."""
+    """All make the call and succeed. Returns the order of the ring."""
     for name in bench.names():
         bench.begin(name, call_id, spec(count=count, **RING_ONLY))
     attempt_id, how = list(bench.plans.items())[-1]
@@ -475,7 +475,7 @@ def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, .
 
 
 def test_a_link_that_failed_is_avoided_for_a_while() -> None:
-    """L2: it may be up again, as where small packets pass and large ones do not."""
+    """L2: the link may be up again, for example if small packets pass and large ones do not."""
     bench = bench_of("a", "b", "c", "d")
     assert fail_by(bench, "a", "b", 1) == pids("abcd")
     assert order_of(bench, 2) == pids("acbd")
@@ -488,8 +488,8 @@ def test_a_link_that_failed_is_avoided_for_a_while() -> None:
 def test_the_least_suspected_links_are_used_where_no_ring_does_without() -> None:
     bench = bench_of("a", "b", "c", "d")
     fail_by(bench, "a", "b", 1)
-    assert fail_by(bench, "a", "c", 2) == pids("acbd")  # Now a has one good link, that to d.
-    assert fail_by(bench, "b", "a", 3) == pids("abcd")  # Of two that failed alike, the one that did so longer ago.
+    assert fail_by(bench, "a", "c", 2) == pids("acbd")  # Now a has one good link, to d.
+    assert fail_by(bench, "b", "a", 3) == pids("abcd")  # Of two equal failures, it uses the older one.
     assert order_of(bench, 4) == pids("acbd")
 
 
@@ -506,7 +506,7 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
 
 
 def test_a_link_that_goes_on_failing_counts_as_down() -> None:
-    """L2: three peers have but one ring. After a while they go on by a tree, and nobody is removed."""
+    """L2: three peers have only one ring. After a while they go on with a tree, and nobody is removed."""
     bench = bench_of("a", "b", "c")
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, tries + 1):
@@ -519,16 +519,16 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
 
 
 def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tuple[bytes, ...]:
-    """All call, and stall at the same time. `faults` are "ab" where a blames b; the others say nothing of why.
+    """All call, and stall at the same time. `faults` has "ab" if a blames b; the other peers give no cause.
 
-    The first report decides, and the rest was on its way. Returns the order of the attempt.
+    The first report decides; the others are on their way by then. Returns the order of the attempt.
     """
     for name in bench.names():
         bench.begin(name, call_id, spec(**(RING_ONLY | changes)))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
     blamed = {fault[0]: pid(fault[1]) for fault in faults}
-    for name in sorted(bench.names(), key=lambda name: name in blamed):  # Who knows something is the last to say it.
+    for name in sorted(bench.names(), key=lambda name: name in blamed):  # A peer that knows something reports last.
         bench.finish(name, call_id, attempt_id, ok=False, digest=0, fault=blamed.get(name), reason="timed out")
     order = how.order
     return order
@@ -537,24 +537,24 @@ def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tup
 @pytest.mark.parametrize("faults", [("bc",), ("cb",), ("bc", "cb")])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_who_names_a_link_late_is_heard(faults: tuple[str, ...], copies: int) -> None:
-    """L2: every peer of a ring stalls at once, and the first to say so knows nothing."""
+    """L2: every peer of a ring stalls at once, and the first one to report knows nothing."""
     bench = bench_of("a", "b", "c", "d", copies=copies)
     assert stall(bench, 1, *faults) == pids("abcd")
     assert order_of(bench, 2) == pids("abdc")
 
 
 def test_a_link_that_both_ends_name_costs_once() -> None:
-    """Else one stall of three peers would count for two, and the link would count as down at once."""
+    """Otherwise one stall of three peers would count twice, and the link would count as down at once."""
     bench = bench_of("a", "b", "c")
     stall(bench, 1, "bc", "cb")
     assert stall(bench, 2, "bc", "cb") == pids("abc")
     for name in "abc":
         bench.begin(name, 3, spec(**RING_ONLY))
-    assert bench.machine.operations.pending  # Twice: now it counts as down.
+    assert bench.machine.operations.pending  # After two failures the link counts as down.
 
 
 def test_stalls_without_a_culprit_change_the_ring() -> None:
-    """L2: whichever link it is, some ring does without it, and comes in turn. Nobody is removed for it."""
+    """L2: for each link some ring avoids it, and all rings take turns. Nobody is removed for it."""
     bench = bench_of("a", "b", "c", "d")
     orders = [stall(bench, call_id) for call_id in range(1, 6)]
     assert orders[0] == orders[1] == pids("abcd")
@@ -571,7 +571,7 @@ def test_success_takes_doubts_away() -> None:
 
 
 def test_stalls_at_the_same_time_count_once() -> None:
-    """They have one reason."""
+    """They have one cause."""
     bench = bench_of("a", "b", "c", "d")
     for name in "abcd":
         bench.begin(name, 1, spec(1), spec(2))
@@ -583,7 +583,7 @@ def test_stalls_at_the_same_time_count_once() -> None:
 
 
 def test_a_failure_at_once_is_no_stall() -> None:
-    """Where a link is lost just before the plan comes, its ends say so in a moment."""
+    """If a link is lost just before the plan comes, its ends report so at once."""
     bench = bench_of("a", "b", "c", "d")
     for call_id in range(1, 2 * limits.LINK_DOUBTS_MAX):
         for name in "abcd":
@@ -611,7 +611,7 @@ def test_groups_are_doubted_on_their_own() -> None:
 
 
 def test_few_failures_are_remembered() -> None:
-    """B1. A report on one that is forgotten changes nothing."""
+    """B1. A report on a forgotten failure changes nothing."""
     bench = bench_of("a", "b", "c", "d")
     count = limits.ABORTED_ATTEMPTS_KEPT_MAX + 1
     for name in "abcd":
@@ -627,7 +627,7 @@ def test_few_failures_are_remembered() -> None:
 
 
 def test_only_a_neighbour_can_be_at_fault() -> None:
-    """A peer that accuses others than its neighbours in the ring is not believed; nor is one that accuses itself."""
+    """The master ignores a peer that accuses itself, or a peer that is not its neighbour in the ring."""
     bench = bench_of("a", "b", "c", "d")
     for call_id, fault in enumerate((pid("c"), pid("a"), pid("z")), 1):
         for name in "abcd":
@@ -645,7 +645,7 @@ def test_faults_of_who_is_gone_are_forgotten() -> None:
 
 
 def test_a_loss_may_end_the_wait_for_links() -> None:
-    """Who is gone needs no links: the others go on without it."""
+    """A lost peer needs no links: the others go on without it."""
     bench = bench_of("a", "b", "c")
     bench.say("b", Linked(()))
     for name in "abc":
@@ -657,7 +657,7 @@ def test_a_loss_may_end_the_wait_for_links() -> None:
 
 def test_a_ring_needs_only_its_own_links() -> None:
     bench = bench_of("a", "b", "c", "d")
-    bench.say("a", Linked(pids("bd")))  # Not c, which is across the ring.
+    bench.say("a", Linked(pids("bd")))  # Its link to c is down; c is not its neighbour in the ring.
     for name in "abcd":
         bench.begin(name, 1)
     assert bench.plans[FIRST_ATTEMPT].order == pids("abcd")
@@ -694,7 +694,7 @@ def test_a_failure_without_facts() -> None:
 
 
 def test_digests_that_differ_abort() -> None:
-    """S1: verified before commit, not assumed."""
+    """S1: the master compares digests before it commits."""
     bench = running("a", "b")
     bench.finish("a", 1, digest=1)
     bench.finish("b", 1, digest=2)
@@ -706,7 +706,7 @@ def test_digests_that_differ_abort() -> None:
 
 @pytest.mark.parametrize("how", ["leave", "lose"])
 def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
-    """S1: but b might have finished, and a and c committed it with b, so b is asked first: its link to c is gone."""
+    """S1: b may have finished, and a and c committed with it. So the master asks b, whose link to c is lost."""
     bench = running("a", "b", "c")
     bench.finish("a", 1)
     bench.finish("c", 1)
@@ -720,7 +720,7 @@ def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
 
 @pytest.mark.parametrize("kind", [CollectiveKind.BROADCAST, CollectiveKind.ALL_REDUCE])
 def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: in a broadcast, and among more peers than tell each other their digests."""
+    """L1: in a broadcast, and in a group that is too large for peers to tell each other their digests."""
     monkeypatch.setattr(limits, "COMMIT_PEERS_MAX", 2)
     bench = bench_of("a", "b", "c")
     for name in "abc":
@@ -730,7 +730,7 @@ def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monk
 
 
 def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
-    """S1: they all hold the same result."""
+    """S1: all survivors hold the same result."""
     bench = running("a", "b", "c")
     bench.finish("a", 1)
     bench.finish("b", 1)
@@ -741,7 +741,7 @@ def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
 
 
 def test_the_digest_of_who_is_away_counts() -> None:
-    """S1: it may have been the one that was right; nobody can tell, so nobody gets a result."""
+    """S1: its digest may be the right one. Nobody can tell, so nobody gets a result."""
     bench = running("a", "b", "c")
     bench.finish("c", 1, digest=99)
     bench.finish("a", 1)
@@ -766,7 +766,7 @@ def test_all_participants_die() -> None:
     bench = running("a", "b")
     bench.disconnect("a")
     bench.disconnect("b")
-    bench.hello("n")  # Until somebody comes, the master may be cut off itself.
+    bench.hello("n")  # Until some peer comes, the master itself may be cut off.
     bench.tick(limits.RECOVERY_WAIT_NS)
     assert bench.names() == "n"
     assert bench.snapshot()["attempts"] == {}
@@ -776,7 +776,7 @@ def test_a_loss_aborts_only_attempts_that_it_is_part_of() -> None:
     bench = running("a", "b")
     bench.register("c")
     bench.link("a", "b", "c")
-    bench.machine.registry.admit([bench.peer("c")])  # Beside a running collective, as a hostile vote could have it.
+    bench.machine.registry.admit([bench.peer("c")])  # While a collective runs, as a hostile vote could achieve.
     bench.machine._announced_epoch = bench.machine.registry.epoch
     bench.leave("c")
     for name in "ab":
@@ -796,7 +796,7 @@ def test_a_retry_among_the_survivors() -> None:
 
 
 def test_reports_on_unknown_attempts_are_ignored() -> None:
-    """S4: what a report is about is known by call and attempt."""
+    """S4: call and attempt identify what a report is about."""
     bench = running("a", "b")
     bench.begin("a", 2, spec(2))
     before = bench.snapshot()
@@ -857,7 +857,7 @@ def test_withdraw_while_links_are_waited_for() -> None:
 
 
 def test_withdrawals_that_wait_are_heeded() -> None:
-    """L1: a call that timed out while the master stood still does not meet the next one of another peer."""
+    """L1: a call that timed out while the master stood still must not meet the next call of another peer."""
     bench = bench_of("a", "b")
     with bench.standing_still():
         for name in "ab":
@@ -880,7 +880,7 @@ def test_withdraw_while_running_aborts_for_all(reported: bool) -> None:
 
 
 def test_withdraw_after_the_decision_gets_the_decision() -> None:
-    """S1: too late is too late."""
+    """S1: the withdrawal comes too late."""
     bench = running("a", "b")
     for name in "ab":
         bench.finish(name, 1)
@@ -908,7 +908,7 @@ ACTIONS = ["all begin"] * 3 + [
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ACTIONS), st.integers(0, 1)), max_size=40))
 def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
-    """S1, S3: one outcome an attempt, one answer a call, and in the end nothing stays open."""
+    """S1, S3: each attempt has one outcome, each call one answer, and in the end nothing stays open."""
     bench = bench_of("a", "b", "c")
     calls = dict.fromkeys("abc", 0)
 

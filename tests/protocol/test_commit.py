@@ -1,4 +1,4 @@
-"""The commit between peers: who has the digests of all returns before the master's decision."""
+"""The commit between peers: a peer that has the digests of all returns before the master decides."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AHEAD = (5, 6, 7, 8)
 
 
 class Bench(PeerBench):
-    """The peer a of a group, with links to all others."""
+    """Peer a of a group, with links to all others."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -51,13 +51,13 @@ class Bench(PeerBench):
         return bench
 
     def run(self, call_id: int = 10, names: str = "abc", **changes: Any) -> Bench:
-        """A call is made and planned."""
+        """A call is made, and its plan arrives."""
         self.reduce(call_id, spec(**changes))
         self.hear(plan_of(call_id, FIRST_ATTEMPT, names))
         return self
 
     def done(self, attempt_id: int = FIRST_ATTEMPT, error: str = "", **facts: Any) -> list[Any]:
-        """The data plane has told the digest of the result, unless the call was withdrawn or needs no digests."""
+        """The data plane is done. It has told its digest, unless the call was withdrawn or needs no digests."""
         call = next((call for call in self.machine.calls.values() if call.attempt_id == attempt_id), None)
         has_told = not error and self.tells[attempt_id] and call is not None and call.withdrawn is None
         return self.handle(events.ReduceDone(attempt_id, 7, error, has_told=has_told, **facts))
@@ -72,7 +72,7 @@ class Bench(PeerBench):
         return self.handle(events.DigestReceived(pid(name), attempt_id, call_id, digest))
 
     def commit(self, call_id: int = 10, attempt_id: int = FIRST_ATTEMPT) -> list[Any]:
-        """All have their results."""
+        """All tell their digests."""
         self.done(attempt_id)
         self.told("b", 20, attempt_id)
         return self.told("c", 30, attempt_id)
@@ -99,7 +99,7 @@ REPORT = Report(10, FIRST_ATTEMPT, True, digest=7, count=3)
 
 
 def test_who_has_the_digests_of_all_returns() -> None:
-    """S1: the others are told first, by the data plane; the report follows behind time."""
+    """S1: the data plane has told the others first. The report follows, without haste."""
     bench = Bench.of().run()
     assert bench.done() == [Send(REPORT, may_wait=True)]
     assert bench.told("b", 20) == []
@@ -109,7 +109,7 @@ def test_who_has_the_digests_of_all_returns() -> None:
 
 @pytest.mark.parametrize("early", [0, 1, 2])
 def test_digests_may_come_at_any_time(early: int) -> None:
-    """Before this peer has its result, or even its plan; and twice."""
+    """Digests may arrive before this peer has its result, before it has its plan, and twice."""
     bench = Bench.of()
     if early == 2:
         bench.told("b", 20)
@@ -123,7 +123,7 @@ def test_digests_may_come_at_any_time(early: int) -> None:
 
 
 def test_results_that_differ_are_for_the_master() -> None:
-    """S1: nobody returns; the master sees it by the reports."""
+    """S1: no peer returns, and the master sees the difference in the reports."""
     bench = Bench.of().run()
     bench.done()
     assert bench.told("b", 20, digest=8) == [Send(replace(REPORT, other_digest=8))], "b may be lost before it reports"
@@ -139,7 +139,7 @@ def test_the_word_of_strangers_and_of_other_attempts_counts_for_nothing() -> Non
 
 
 def test_a_participant_without_a_link_is_waited_for_at_the_master() -> None:
-    """Its digest is forgotten with its link, lest it be kept for ever (B1)."""
+    """A digest is forgotten together with its peer's link, so that none is kept for ever (B1)."""
     bench = Bench.of().run()
     bench.told("b", 20)
     bench.hear(NeighboursChanged(gone=pids("b")))
@@ -163,7 +163,7 @@ def test_a_participant_without_a_link_is_waited_for_at_the_master() -> None:
     ],
 )
 def test_digests_are_told_where_a_result_needs_all(changes: dict[str, Any], count: int, tells: bool) -> None:
-    """L1: the root of a broadcast is done before others begin; it must not be bound to them."""
+    """L1: the root of a broadcast is done before others begin, so it must not be bound to them."""
     assert tells_digests(spec(**changes), count) == tells
 
 
@@ -178,7 +178,7 @@ def test_the_root_of_a_broadcast_tells_nothing() -> None:
 
 
 def test_who_has_told_its_digest_is_bound() -> None:
-    """S1: another may have committed; so neither a timeout nor Ctrl-C ends the call while a master leads."""
+    """S1: another peer may have committed, so neither a timeout nor Ctrl-C ends the call while a master leads."""
     bench = Bench.of().run()
     bench.done()
     assert bench.give_up() == []
@@ -199,7 +199,7 @@ def test_who_has_told_its_digest_ends_as_the_master_says() -> None:
 
 
 def test_without_a_master_it_waits_no_longer_than_others() -> None:
-    """L1: it leaves if the others have committed, as ever."""
+    """L1: it waits no longer than others, and leaves if these have committed."""
     bench = Bench.of().run()
     bench.done()
     bench.down()
@@ -210,7 +210,7 @@ def test_without_a_master_it_waits_no_longer_than_others() -> None:
 
 
 def test_who_has_given_up_first_tells_nothing() -> None:
-    """S1: its withdrawal is on its way to the master, which aborts for all."""
+    """S1: its withdrawal is on its way to the master, which aborts the call for all."""
     bench = Bench.of().run()
     assert bench.give_up() == [Send(Withdraw(10))]
     assert bench.done() == [Send(REPORT)]
@@ -226,7 +226,7 @@ def test_who_has_failed_tells_nothing() -> None:
 
 
 def test_a_plan_frees_who_has_told_the_digest_of_a_plan_ahead() -> None:
-    """L1: its withdrawal is said now; the master plans anew only if nobody has committed."""
+    """L1: the peer now sends its withdrawal. The master plans anew only if nobody has committed."""
     bench = committed_once()
     bench.reduce(11)
     bench.done(AHEAD[0])
@@ -264,7 +264,7 @@ def test_a_run_report_tells_of_the_commit_with_the_calls_of_all() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_run_report_changes_nothing(is_done: bool) -> None:
-    """S1: who is bound reports its result to the new master, too, which so decides as the peers have."""
+    """S1: a bound peer also reports its result to the new master, which then decides as the peers have decided."""
     bench = Bench.of().run()
     if is_done:
         bench.done()
@@ -279,7 +279,7 @@ def test_a_run_report_changes_nothing(is_done: bool) -> None:
 
 @pytest.mark.parametrize("is_same_connection", [False, True])
 def test_nothing_is_said_of_calls_between_a_promise_and_its_welcome(is_same_connection: bool) -> None:
-    """S1: a candidate drops what comes before it leads; of what came then, it would take a later call for this one."""
+    """S1: a candidate drops messages that come before it leads, and would then mistake a later call for this one."""
     bench = committed_once()
     bench.reduce(11)
     if is_same_connection:
@@ -299,7 +299,7 @@ def test_nothing_is_said_of_calls_between_a_promise_and_its_welcome(is_same_conn
 
 
 def test_a_master_that_decides_otherwise_is_left() -> None:
-    """S1: no honest master does."""
+    """S1: no honest master decides otherwise."""
     bench = Bench.of().run()
     bench.commit()
     bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
@@ -319,18 +319,18 @@ def committed_once() -> Bench:
 
 
 def test_calls_follow_each_other_without_the_master() -> None:
-    """While its decisions are under way, and until the plans ahead are used up."""
+    """This works while the master's decisions are under way, and until the plans ahead are used up."""
     bench = committed_once()
     for call_id, attempt_id in enumerate(AHEAD, start=11):
         assert bench.reduce(call_id)[0] == start(call_id, attempt_id)
         assert bench.commit(call_id, attempt_id)[-2:] == end(call_id, attempt_id)
-    assert bench.reduce(15) == []  # Held: the decision on call 11 brings the next plan.
+    assert bench.reduce(15) == []  # The call is held: the decision on call 11 brings the next plan.
     effects = bench.decided(11, AHEAD[0], ahead=(9,))
     assert effects == [start(15, 9), Send(Votes(12, (Vote(15, spec(), 9),)), may_wait=True)]
 
 
 def planned_ahead() -> Bench:
-    """A peer whose first call is planned, and others like it with it."""
+    """A peer with a planned first call, and with plans ahead for more calls like it."""
     bench = Bench.of()
     bench.reduce(10)
     bench.hear(replace(plan_of(10, FIRST_ATTEMPT, "abc"), ahead=AHEAD))
@@ -344,7 +344,7 @@ def test_the_second_call_needs_no_decision_on_the_first() -> None:
 
 
 def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
-    """The master drops them, too."""
+    """The master drops them too."""
     bench = planned_ahead()
     bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
     assert bench.reduce(11) == [Send(Votes(11, (Vote(11, spec()),)))]
@@ -381,7 +381,7 @@ def test_another_call_is_not_held() -> None:
 
 
 def test_a_sync_may_follow_a_commit() -> None:
-    """The call before it has its answer, though not from the master."""
+    """The call before it has been answered, though not by the master."""
     bench = Bench.of().run()
     bench.commit()
     (sent,) = bench.sync(11)
@@ -389,7 +389,7 @@ def test_a_sync_may_follow_a_commit() -> None:
 
 
 def test_plans_ahead_are_dropped_with_the_first_plan_that_is_none() -> None:
-    """Peers that have used different numbers of them begin anew together."""
+    """Peers that have used different numbers of plans ahead start again together."""
     bench = committed_once()
     bench.reduce(11)
     bench.hear(plan_of(11, 99, "abc"))
@@ -398,7 +398,7 @@ def test_plans_ahead_are_dropped_with_the_first_plan_that_is_none() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_calls_that_have_returned_undecided_have_a_bound(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: beyond it the master is waited for."""
+    """B1: beyond the bound the peer waits for the master."""
     monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", count)
     bench = committed_once()
     for number in range(2):
@@ -438,7 +438,7 @@ def test_digests_of_one_peer_push_out_its_own_alone() -> None:
 
 
 def test_who_owns_no_part_of_a_reduce_scatter_is_not_bound() -> None:
-    """L1: it has its result at once, whether others have called or not, so its timeout must end the call."""
+    """L1: such a peer has its result at once, whether or not others have called. So its timeout must end the call."""
     scatter = spec(kind=CollectiveKind.REDUCE_SCATTER, count=1)
     assert not tells_digests(scatter, 2) and tells_digests(replace(scatter, count=2), 2)
     peer = PeerBench().member("ab")

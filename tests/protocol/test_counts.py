@@ -1,4 +1,4 @@
-"""What a master counts."""
+"""The counters of a master."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_commit(bench: MasterBench) -> None:
     start(bench)
     for number, name in enumerate("abc"):
         bench.finish(name, number)
-        bench.finish(name, number)  # Said again: it happened once.
+        bench.finish(name, number)  # The repeated report counts once.
     counts = bench.machine.counts
     assert (counts.plans, counts.commits, counts.aborts) == (1, 1, Counter())
 

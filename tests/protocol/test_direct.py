@@ -1,4 +1,4 @@
-"""Plans of direct exchanges: when the master makes them, and what it makes of links that fail in them."""
+"""Plans of direct exchanges: when the master makes them, and what it learns from links that fail in them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def bench_of(names: str = NAMES) -> MasterBench:
 
 
 MEDIUM = 2**18
-"""Elements: 1 MiB, too much for one hop."""
+"""Number of elements: 1 MiB, too much for one hop."""
 LARGE = 2**28
-"""Elements: 1 GiB."""
+"""Number of elements: 1 GiB."""
 
 
 def planned(
@@ -87,7 +87,7 @@ NARROW = DataType.INT32, ReduceOp.AVG
 
 @pytest.mark.parametrize("datatype, op", [NARROW, (DataType.INT64, ReduceOp.AVG), (DataType.INT32, ReduceOp.SUM)])
 def test_means_of_narrow_integers_are_exchanged_directly_where_links_allow(datatype: DataType, op: ReduceOp) -> None:
-    """Around a ring their sums travel in a wider type. Where a link is missing, some peers reach all others."""
+    """Around a ring their sums travel in a wider type. If a link is missing, some peers still reach all others."""
     is_narrow = (datatype, op) == NARROW
     tensor: dict[str, Any] = {"count": 2**32, "datatype": datatype, "op": op}
     assert planned(bench_of(), **tensor) is (Algorithm.DIRECT if is_narrow else Algorithm.RING)
@@ -120,8 +120,8 @@ def test_voters_must_agree_on_it() -> None:
 @pytest.mark.parametrize("liar", ["a", "c"])
 @pytest.mark.parametrize(("count", "instead"), [(MEDIUM, Algorithm.TREES), (LARGE, Algorithm.RING)])
 def test_plans_do_without_a_missing_link(algorithm: Algorithm, liar: str, count: int, instead: Algorithm) -> None:
-    """L2: of a and c either end may say that it is down. Where hops cost most there are stars around those who reach
-    all, else the ring of admission.
+    """L2: either a or c may report that their link is down. If hops cost most, the plan has stars around the peers that
+    reach all; otherwise it has the ring in order of admission.
     """
     bench = bench_of()
     bench.say(liar, Linked(pids(name for name in NAMES if name not in "ac")))
@@ -132,7 +132,7 @@ def test_plans_do_without_a_missing_link(algorithm: Algorithm, liar: str, count:
 
 @pytest.mark.parametrize("algorithm", [Algorithm.AUTO, Algorithm.DIRECT])
 def test_a_link_that_failed_is_not_used_for_a_while(algorithm: Algorithm) -> None:
-    """L2: any link of an exchange may be blamed, not only those of a ring in its order."""
+    """L2: a peer may blame any link of an exchange, not only the links of a ring in that order."""
     bench = bench_of()
     assert planned(bench, 1, algorithm) is Algorithm.DIRECT
     fail(bench, 1, "a", "c")
@@ -162,7 +162,7 @@ def test_a_success_takes_doubts_of_all_links_away() -> None:
 
 
 def test_a_success_with_less_on_each_link_proves_nothing() -> None:
-    """A link of an exchange carries a part of what one of a ring does."""
+    """A link of an exchange carries only a part of what a link of a ring carries."""
     bench = bench_of("abc")
     for call_id, algorithm in ((1, Algorithm.RING), (3, Algorithm.RING)):
         assert planned(bench, call_id, algorithm, count=8) is algorithm
@@ -189,7 +189,7 @@ def test_many_peers_use_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_algorithm_that_is_slow_here_gives_way() -> None:
-    """Sixty times the time that the model expects: the other one is tried, and kept if it is better."""
+    """It takes sixty times as long as the model expects. The other one is tried, and kept if it is better."""
     bench = bench_of()
     assert planned(bench, 1, count=LARGE) is Algorithm.RING
     finish(bench, 1, duration_us=100_000_000)
@@ -223,7 +223,7 @@ def test_what_was_learnt_is_of_these_peers() -> None:
 
 
 def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
-    """S1: all who take part cut the tensor alike, also who asks again after more has been learnt."""
+    """S1: all participants cut the tensor alike, even one that asks again after the master has learnt more."""
 
     def frames_of(answers: list[tuple[Any, Any]]) -> list[int]:
         return [
@@ -244,7 +244,7 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
 
 
 def test_it_is_forgotten_with_the_group() -> None:
-    """So that groups that come and go cost nothing."""
+    """So groups that come and go cost nothing."""
     bench = bench_of()
     bench.members("x", "y", group=1)
     for name in "xy":

@@ -1,4 +1,4 @@
-"""The election of key sets and of contents that may differ, and properties of any outcome.
+"""The election of key sets and of contents that may differ; properties of any outcome.
 
 Revisions, strategies and contents: test_election_table.py.
 """
@@ -27,7 +27,7 @@ from .harness import digest, entry, sync_spec
 
 
 def outcome(election: Election[str]) -> tuple[int, str, str, str]:
-    """Revision; holders; who fetches something; who is refused."""
+    """The revision, the holders, the peers that fetch something, and the peers that are refused."""
     return (
         election.revision,
         "".join(election.holders),
@@ -92,7 +92,7 @@ def test_receivers_do_not_choose_the_key_set() -> None:
 
 
 def test_digests_of_another_kind_are_refused() -> None:
-    """They cannot be compared, whatever the contents: the kind of most peers wins."""
+    """Digests of different kinds cannot be compared, whatever the contents: the kind of most peers wins."""
     offers = {name: sync_spec(0, digest_kind=int(name == "b")) for name in "abc"}
     election = elect(offers, None, frozenset())
     assert outcome(election) == (0, "ac", "", "b")
@@ -136,7 +136,7 @@ def test_free_contents_do_not_split_the_vote() -> None:
 
 
 def test_holders_hold_the_free_contents_that_are_fetched() -> None:
-    """b has the elected w but another rng: c, who fetches both, must not be sent to b."""
+    """b has the elected w but another rng. c fetches both, so it must not be sent to b."""
     offers = {
         "a": sync_spec(1, entry("rng", "a", free=True), entry("w", "x")),
         "b": sync_spec(1, entry("rng", "b", free=True), entry("w", "x")),
@@ -175,7 +175,7 @@ def contents(o: SyncSpec) -> dict[str, bytes]:
 
 @given(offers_strategy, pasts)
 def test_any_outcome_is_sound(offers: dict[str, SyncSpec], past: tuple[int | None, frozenset[str]]) -> None:
-    """S5: who is not refused ends with the elected contents, from a holder that has them."""
+    """S5: every peer that is not refused ends with the elected contents, from a holder that has them."""
     election = elect(offers, *past)
     assert set(election.fetch) | set(election.refused) == set(offers)
     assert not set(election.fetch) & set(election.refused)
@@ -204,7 +204,7 @@ def test_any_outcome_is_sound(offers: dict[str, SyncSpec], past: tuple[int | Non
 
 @given(offers_strategy, pasts)
 def test_only_ties_depend_on_the_order(offers: dict[str, SyncSpec], past: tuple[int | None, frozenset[str]]) -> None:
-    """Any order of the ring gives the same revision and refuses the same peers for it."""
+    """Any order of the ring gives the same revision, and refuses the same peers because of it."""
 
     def misplaced(election: Election[str]) -> set[str]:
         refused = election.refused.items()

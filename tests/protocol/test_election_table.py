@@ -1,16 +1,16 @@
-"""The decision table of the election: who ends with what, in every case of two to four peers.
+"""The decision table of the election: the result for each peer, in every case of two to four peers.
 
-Two tables. The one of docs/shared_state.md is written by hand, for readers. The other one is all combinations of
-strategy, revision and contents, and what the rules of the public API say of each: `expect` states these rules as
-conditions that the outcome must meet, without the steps by which the election finds it.
+There are two tables. The table of docs/shared_state.md is written by hand, for readers. The other table has all
+combinations of strategy, revision and contents, and the result by the rules of the public API: `expect` states these
+rules as conditions that the outcome must meet, without the steps of the election.
 
-A peer is written "REVISION CONTENTS [STRATEGY]", in ring order, peers are called a, b, c, d. What becomes of each:
+A peer is written "REVISION CONTENTS [STRATEGY]". Peers are in ring order, named a, b, c, d. Results for each:
 
-    holds         it has the elected state, and sends it to whoever needs it
+    holds         it has the elected state, and sends it to the peers that need it
     has it        it has the elected state and sends nothing: RECEIVE_ONLY
     gets X        it receives contents X
     refused       InvalidUsage
-    nobody        NoSharedState: nobody can send
+    nobody        NoSharedState: no peer can send
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Offer:
 
     @property
     def sends(self) -> bool:
-        """False if it only receives."""
+        """False if the peer only receives."""
         return self.strategy != "RECEIVE_ONLY"
 
     @staticmethod
     def parse(text: str) -> Offer:
-        """From the form in which tables have it."""
+        """Parses the form that the tables use."""
         revision, contents, *strategy = text.split()
         return Offer(int(revision), contents, *strategy)
 
 
 Row: TypeAlias = tuple[str, ...]
-"""Revision of the last sync and who completed it ("" is the first sync); offers; what becomes of each."""
+"""Revision of the last sync and the peers that completed it ("" is the first sync); offers; the result for each."""
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "shared_state.md"
 
@@ -73,7 +73,7 @@ ROWS = rows_of(DOCUMENT.read_text())
 
 
 def found_in(election: Election[str], offers: dict[str, Offer]) -> list[str]:
-    """What becomes of each, by the election."""
+    """The result for each peer, by the election."""
     found = []
     for name in offers:
         if name in election.refused:
@@ -94,7 +94,7 @@ def run(offers: dict[str, Offer], last: int | None, completed: str) -> Election[
 
 @cache
 def message_of(one: Offer) -> SyncSpec:
-    """What the peer says."""
+    """The message of the peer."""
     strategy = SharedStateSyncStrategy[one.strategy or "ENFORCE_POPULAR"]
     return sync_spec(one.revision, entry("w", one.contents), strategy=strategy)
 
@@ -103,7 +103,7 @@ def message_of(one: Offer) -> SyncSpec:
 
 
 def expect(offers: dict[str, Offer], last: int | None, completed: str) -> list[str]:
-    """What becomes of each, by the rules."""
+    """The result for each peer, by the rules."""
     sending = {name: one for name, one in offers.items() if one.sends}
     if not sending:
         return ["nobody"] * len(offers)
@@ -134,7 +134,7 @@ def expect(offers: dict[str, Offer], last: int | None, completed: str) -> list[s
 
 
 def is_current(revision: int, sending: dict[str, Offer], last: int | None, completed: str) -> bool:
-    """True for the one revision of the sync, of those that are offered by peers that may send."""
+    """True for the revision of the sync, one of those that peers which may send have offered."""
     offered = [one.revision for one in sending.values()]
     if last is None:
         return revision == max(offered)
@@ -149,7 +149,7 @@ def is_current(revision: int, sending: dict[str, Offer], last: int | None, compl
 
 
 def is_popular(contents: str, electing: list[Offer]) -> bool:
-    """True for the contents that most of those hold, and of several the ones that come first."""
+    """True for the contents that most of these peers hold; of several such contents, for the first ones."""
     order = [one.contents for one in electing]
 
     def loses_to(other: str) -> bool:
@@ -210,7 +210,7 @@ def test_refusals_say_why(case: str, result: Result, words: str) -> None:
 
 
 def test_warning_when_nobody_goes_on() -> None:
-    """Of a run that there was before; not of those of the last sync who sync again."""
+    """It comes if there was an earlier run, but not if the peers of the last sync sync again."""
     restarted = [case for case, row in ROWS.items() if run(*case_of(row)[:3]).restarted]
     assert restarted == ["all who completed 3 are gone: the highest", "the same, above E"]
 
@@ -222,7 +222,7 @@ PASTS: list[tuple[int | None, str]] = [(None, ""), (LAST, "abcd"), (LAST, "a"), 
 
 
 def combinations(count: int) -> Iterator[tuple[Offer, ...]]:
-    """All offers of so many peers: of two in any order of the ring, of three in two, of four in one of two in turn."""
+    """All offers of this many peers: of two in any order of the ring, of three in two, of four in each by turns."""
     if count == 2:
         yield from product(KINDS, repeat=2)
         return

@@ -1,4 +1,4 @@
-"""What the log of the master says of an election."""
+"""The lines of the master's log about an election."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def w(contents: str, revision: int, strategy: int = 0) -> SyncSpec:
 
 
 def test_an_election() -> None:
-    """Golden: candidates, votes, who receives what."""
+    """Golden: candidates, votes, and what each peer receives."""
     offers = {"a": w("x", 4), "b": w("y", 4), "c": w("x", 4), "d": w("z", 3), "e": w("x", 0, strategy=1)}
     assert lines_of(offers, 3, "abc") == [
         "offers: a at 4, b at 4, c at 4, d at 3, e at 0 (RECEIVE_ONLY)",
@@ -57,7 +57,7 @@ def test_lines_are_short_whatever_the_number_of_peers() -> None:
 
 
 def test_a_datatype_that_is_none() -> None:
-    """Peers may claim anything: that is no reason to stop."""
+    """Peers may claim anything: that must not stop the master."""
     entries = [entry("w", contents, datatype=200) for contents in "xy"]
     offers = {name: sync_spec(0, one) for name, one in zip("ab", entries, strict=True)}
     assert lines_of(offers)[-1] == "from a receive: b 1 tensors of 0 bytes"

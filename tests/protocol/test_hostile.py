@@ -1,4 +1,4 @@
-"""Peers that say anything at any time: the master keeps its invariants and its bounds, and never raises."""
+"""Peers that send anything at any time: the master keeps its invariants and its bounds, and never raises."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ TOGETHER = st.sampled_from(
     ["begin", "begin", "finish", "finish", "offer", "offer", "fetched", "update", "hello", "link"]
 )
 Step = tuple[Any, int, int]
-"""An event, or what all members do together; a number that it may use; the time that passes before it."""
+"""An event, or something that all members do together; a number that it may use; the time that passes before it."""
 STEPS: st.SearchStrategy[list[Step]] = st.lists(
     st.tuples(
         st.one_of(TOGETHER, TOGETHER, ANYTHING),
@@ -96,7 +96,7 @@ STEPS: st.SearchStrategy[list[Step]] = st.lists(
 
 
 def play(machine: MasterMachine, steps: list[Step], now_ns: int) -> Iterator[tuple[events.MasterEvent, int]]:
-    """The events of the steps, each to be handled before the next is asked for."""
+    """The events of the steps. Each must be handled before the next one is requested."""
     for what, number, after_ns in steps:
         now_ns += after_ns
         for event in said_together(machine, what, number) if isinstance(what, str) else [what]:
@@ -114,7 +114,7 @@ def machine_with_members() -> tuple[MasterMachine, int]:
 @settings(max_examples=150)
 @given(STEPS)
 def test_the_master_survives_anything(steps: list[Step]) -> None:
-    """S1, S3, B1: and everything it says can be read by its receiver."""
+    """S1, S3, B1: every message that it sends is valid for its receiver."""
     machine, now_ns = machine_with_members()
     epochs: dict[int, Any] = {}
     outcomes: dict[int, bool] = {}
@@ -136,12 +136,12 @@ def test_the_master_survives_anything(steps: list[Step]) -> None:
 @settings(max_examples=100)
 @given(STEPS)
 def test_the_master_comes_to_rest(steps: list[Step]) -> None:
-    """L1: when all fall silent and withdraw what waits, no call stays open and no deadline keeps the master busy."""
+    """L1: once all are silent and have withdrawn their calls, none stays open and no deadline keeps the master busy."""
     machine, now_ns = machine_with_members()
     for event, at_ns in play(machine, steps, now_ns):
         now_ns = at_ns
         machine.handle(event, now_ns)
-    # Of members that are all gone at once nothing can be said until anybody is heard.
+    # If all members are gone at once, the master decides nothing about them until it hears from some peer.
     machine.handle(events.PeerMessageReceived("somebody", Leave()), now_ns)
     for _ in range(100):
         deadline_ns = machine.deadline_ns()

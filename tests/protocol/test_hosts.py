@@ -35,7 +35,7 @@ OK = Result.SUCCESS
 
 
 def come(bench: MasterBench, names: str, **changes: Any) -> None:
-    """Peers of hosts of two peers register."""
+    """Peers of two-peer hosts register."""
     for name in names:
         bench.groups[name] = GROUPS[name]
         bench.hello(name, **{"host": HOSTS[name], "host_size": 2, **changes})
@@ -47,21 +47,21 @@ def of_host(name: str) -> Hello:
 
 
 def link(bench: MasterBench) -> None:
-    """All registered peers say that they are linked with all others of their groups."""
+    """All registered peers report links to all others of their groups."""
     there = [peer.name for peer in bench.machine.registry.peers.values()]
     for name in there:
         bench.say(name, Linked(pids(n for n in there if n != name and GROUPS[n] == GROUPS[name])))
 
 
 def all_call(bench: MasterBench, kind: TopologyKind, call_id: int) -> Decision | None:
-    """All members make a topology call; returns the answer of the first."""
+    """All members make a topology call. Returns the answer to the first one."""
     for name in bench.names():
         bench.vote(name, kind, call_id)
     return bench.verdict(bench.names()[0], call_id)
 
 
 def kicked(bench: MasterBench) -> dict[str, str]:
-    """Who was removed, and why."""
+    """The removed peers, and the reasons."""
     found: dict[str, str] = {}
     for connection, messages in bench.said.items():
         found |= {str(connection)[0]: message.reason for message in messages if isinstance(message, Kick)}
@@ -80,7 +80,7 @@ def bench() -> MasterBench:
 
 
 def test_a_run_begins_with_a_whole_host() -> None:
-    """Not with the peer that came first."""
+    """A run does not begin with the first peer that comes."""
     bench = MasterBench()
     come(bench, "ac")
     assert bench.names() == ""
@@ -97,7 +97,7 @@ def test_a_peer_without_a_host_begins_by_itself() -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_part_of_a_host_goes_on_to_the_first_master(index: int) -> None:
-    """L1. Duel, seed 10530373: two masters led a run each, and of a host one peer was pending in each of them."""
+    """L1. Duel, seed 10530373: two masters led a run each, and each had one peer of the same host pending."""
     bench = MasterBench()
     come(bench, "abcef", masters=MASTERS, master_index=index)
     link(bench)
@@ -115,7 +115,7 @@ def test_a_part_of_a_host_goes_on_to_the_first_master(index: int) -> None:
 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_host_that_has_been_whole_stays_or_is_removed(comes_back: bool) -> None:
-    """L1: while one of it is connecting again, the other one is not sent on; if it is lost, the other one hears it."""
+    """L1: while one peer of a host connects again, the other is not sent on. If one is lost, the other is removed."""
     bench = MasterBench()
     come(bench, "abef", masters=MASTERS, master_index=1)
     link(bench)
@@ -165,7 +165,7 @@ def test_a_host_is_admitted_as_a_whole_or_not_at_all(bench: MasterBench, late: s
 
 @pytest.mark.parametrize("how", ["leaves", "is lost", "is removed"])
 def test_a_member_that_goes_takes_its_host_along(bench: MasterBench, how: str) -> None:
-    """L1: the others of its host may wait for it, in collectives that no master knows of."""
+    """L1: the others of its host may wait for it, in collectives of which no master knows."""
     if how == "leaves":
         bench.leave("a")
     elif how == "is lost":
@@ -182,7 +182,7 @@ def test_a_member_that_goes_takes_its_host_along(bench: MasterBench, how: str) -
 
 
 def test_a_host_returns_once_the_old_one_is_gone(bench: MasterBench) -> None:
-    """Its processes were started again, and the master has not noticed yet that the old ones are dead."""
+    """Its processes were restarted, and the master has not yet noticed that the old ones are dead."""
     for old, new in (("a", "e"), ("b", "f")):
         bench.disconnect(old)
         come(bench, new, host="one")
@@ -197,7 +197,7 @@ def test_a_host_returns_once_the_old_one_is_gone(bench: MasterBench) -> None:
 
 @pytest.mark.parametrize("how", ["leaves", "is lost"])
 def test_a_pending_peer_that_goes_takes_its_host_along(bench: MasterBench, how: str) -> None:
-    """L1: the others of its host would wait for their admission without end."""
+    """L1: otherwise the others of its host would wait for their admission without end."""
     come(bench, "ef")
     bench.leave("e") if how == "leaves" else bench.lose("e")
     assert kicked(bench) == {"f": "its host three has lost a peer"}
@@ -217,7 +217,7 @@ def test_who_does_not_fit_its_host_is_told(bench: MasterBench) -> None:
 
 @pytest.mark.parametrize("lost", ["", "b"])
 def test_a_new_master_knows_of_hosts_by_reports(lost: str) -> None:
-    """L1: it cannot tell which host an absent member belongs to, and waits for it before it removes anybody."""
+    """L1: the new master does not know the host of an absent member. It waits for that one before it removes any."""
     bench = TakeOver()
     for name in "acdb":
         if name != lost:
@@ -232,7 +232,7 @@ def test_a_new_master_knows_of_hosts_by_reports(lost: str) -> None:
 
 
 def test_a_host_that_only_the_former_master_had_admitted_comes_late() -> None:
-    """L3: its second peer is a member before it has reported, so that the first one is not removed for want of it."""
+    """L3: the second peer is a member before it has reported, so that the first one is not removed for lack of it."""
     bench = TakeOver()
     for name in "ab":
         bench.report(name, "ab", hello=of_host(name))
@@ -246,7 +246,7 @@ def test_a_host_that_only_the_former_master_had_admitted_comes_late() -> None:
 
 
 def test_with_several_masters_no_list_without_members_is_proposed() -> None:
-    """S3 (duel 20041): a report with an empty list tells another master nothing of what was decided."""
+    """S3 (duel 20041): a report with an empty list tells another master nothing about past decisions."""
     bench = MasterBench()
     come(bench, "ab", masters=("m:1", "n:2"), begins=bench.machine.run_id)
     for name in "ab":
@@ -259,7 +259,7 @@ def test_with_several_masters_no_list_without_members_is_proposed() -> None:
 
 
 def test_a_host_that_connects_again_at_once_is_registered(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """e leaves and f is told. A new process of the host is not of the one that is gone."""
+    """e leaves and f is removed. A new process of the host does not belong with the ones that are gone."""
     come(bench, "ef")
     bench.leave("e")
     assert kicked(bench) == {"f": "its host three has lost a peer"}
@@ -270,7 +270,7 @@ def test_a_host_that_connects_again_at_once_is_registered(bench: MasterBench, mo
 
 
 def test_a_pending_peer_that_was_away_when_its_host_lost_another_is_told(bench: MasterBench) -> None:
-    """L1: else it is half a host, and waits without end."""
+    """L1: otherwise it would be half a host, and wait without end."""
     come(bench, "ef")
     link(bench)
     bench.disconnect("e")
@@ -280,7 +280,7 @@ def test_a_pending_peer_that_was_away_when_its_host_lost_another_is_told(bench: 
 
 
 def test_a_joiner_that_reaches_a_host_that_is_not_whole_is_not_admitted(bench: MasterBench) -> None:
-    """S6: x reaches e alone, and e stays pending, as f of its host reaches nobody."""
+    """S6: x reaches only e. e stays pending, as f of its host reaches nobody."""
     come(bench, "ef")
     bench.groups["x"] = 0
     bench.hello("x")
@@ -296,7 +296,7 @@ def test_a_joiner_that_reaches_a_host_that_is_not_whole_is_not_admitted(bench: M
 def test_what_is_left_of_a_host_does_not_take_its_new_processes_along(
     bench: MasterBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L3: f leaves while e is away, a new process of the host comes, and then e is lost."""
+    """L3: f leaves while e is away, a new process of the host registers, and then e is lost."""
     come(bench, "ef")
     bench.disconnect("e")
     bench.leave("f")
@@ -310,7 +310,7 @@ def test_what_is_left_of_a_host_does_not_take_its_new_processes_along(
 def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
     bench: MasterBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L2: a far host was restarted at once, so the master waits for its old processes when the new ones come."""
+    """L2: a far host was restarted at once, so the master still waits for its old processes when the new ones come."""
     come(bench, "ef", handshake_ms=400)
     for name in "ef":
         bench.disconnect(name)
@@ -320,7 +320,7 @@ def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
         monkeypatch.setitem(HOSTS, name, "three")
         come(bench, name, handshake_ms=400)
         told = [m.host_missing for m in bench.said[bench.connections["g"]] if isinstance(m, Welcome)]
-        assert told[-1] == 1 - group  # L1: those that are away may not come back.
+        assert told[-1] == 1 - group  # L1: peers that are away may not come back.
     link(bench)
     bench.tick(limits.RECONNECT_GRACE_HANDSHAKES * 400 * limits.MS)
     assert kicked(bench) == {} and bench.pending() == "gh"
@@ -330,7 +330,7 @@ def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_only_who_is_there_makes_a_host_whole(monkeypatch: pytest.MonkeyPatch, is_whole: bool) -> None:
-    """L2: a host was restarted while a master that is not the first of the list led. The old processes are away yet."""
+    """L2: a host was restarted under a master that is not the first of the list. The old processes are away."""
     bench = MasterBench()
     how = {"masters": MASTERS, "master_index": 1, "handshake_ms": 400}
     come(bench, "abef", **how)
@@ -367,9 +367,9 @@ def test_a_host_is_whole_once_who_was_away_is_back() -> None:
 
 
 def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2: of two halves the one with the earliest member stays. That is another one in each group here.
+    """L2: of two halves the one with the earliest member stays. Here that is a different half in each group.
 
-    All hosts had lost a peer then, so all others were removed, too.
+    If the groups chose differently, all hosts would have lost a peer, and all other peers would be removed too.
     """
     for name, host in zip("ghij", ("four", "four", "five", "five"), strict=True):
         monkeypatch.setitem(GROUPS, name, int(name in "hj"))
@@ -391,7 +391,7 @@ def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pyte
 
 
 def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> None:
-    """L3: it is sent on later, and not told to go."""
+    """L3: it is sent on later, and not removed."""
     bench = MasterBench(MasterOptions(disconnect_grace_ns=4 * limits.HOST_WAIT_NS))
     come(bench, "ab", masters=MASTERS, master_index=1)
     come(bench, "ef", host_size=3, masters=MASTERS, master_index=1)
@@ -404,7 +404,7 @@ def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> No
 
 
 def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
-    """L1, L3: the former master admitted e and f, and only f has heard of it; it reports when e is pending again."""
+    """L1, L3: the former master admitted e and f, but only f has heard of it. f reports when e is pending again."""
     bench = TakeOver()
     for name in "abcd":
         bench.report(name, "abcd", 5, round=1, hello=of_host(name))
@@ -419,7 +419,7 @@ def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
 
 
 def test_a_late_member_that_is_back_without_its_host_is_told() -> None:
-    """L1: c and d were lost, as they came late. c knows of a later list, so it is back, and d is refused."""
+    """L1: c and d came late and were lost. c knows a later list, so it is back; d is refused, so c must go."""
     bench = TakeOver()
     for name in "ab":
         bench.report(name, "abcd", 5, round=1, hello=of_host(name))
@@ -434,7 +434,7 @@ def test_a_late_member_that_is_back_without_its_host_is_told() -> None:
 
 
 def missing(bench: MasterBench, name: str) -> list[int]:
-    """What a peer was told of its host, on its latest connection."""
+    """The numbers of missing peers of its host that a peer was told on its latest connection."""
     return [m.host_missing for m in bench.said[bench.connections[name]] if isinstance(m, Welcome)]
 
 
@@ -448,7 +448,7 @@ def test_who_waits_hears_how_many_of_its_host_are_missing(bench: MasterBench) ->
 
 
 def test_a_new_master_tells_it_too() -> None:
-    """L1: it has never heard of the one that is gone."""
+    """L1: that master has never heard of the peer that is gone."""
     bench = TakeOver()
     for name in "ab":
         bench.report(name, "ab", hello=of_host(name))
@@ -458,7 +458,7 @@ def test_a_new_master_tells_it_too() -> None:
 
 
 def waiting(kind: str, **options: Any) -> PeerBench:
-    """A peer of a host of four that waits to be admitted, in a call of its user. The run has the id OLD_RUN."""
+    """A peer of a host of four that waits to be admitted, in a call of its user. Its run has the id OLD_RUN."""
     peer = PeerBench(host="one", host_size=4, **options)
     if kind == "pending":
         peer.connecting()
@@ -471,7 +471,7 @@ def waiting(kind: str, **options: Any) -> PeerBench:
 
 @pytest.mark.parametrize("kind", ["pending", "returning"])
 def test_a_peer_whose_host_stays_incomplete_is_told(kind: str) -> None:
-    """L1: of a host of four one has not come. Its connect(), or its update_topology(), would wait without end."""
+    """L1: one of a host of four has not come. connect() or update_topology() of the others would wait without end."""
     peer = waiting(kind)
     peer.hear(Welcome(OLD_RUN, 3, host_missing=2))
     peer.tick(limits.HOST_TIMEOUT_NS // 2)
@@ -488,9 +488,10 @@ def test_a_peer_whose_host_stays_incomplete_is_told(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["pending", "returning"])
 @pytest.mark.parametrize("missing", [0, 1])
 def test_who_waits_with_the_first_that_gives_up_hears_the_same(kind: str, missing: int) -> None:
-    """Of a host of four one has not come. Another one that has waited a little longer gives up, and all have to go.
+    """One of a host of four has not come. Another peer of it that has waited a little longer gives up, so all must
+    leave.
 
-    They heard that their host had lost a peer, and not that it was never whole. Where it was, that is the reason.
+    If the host was never whole, their error says so, and not only that the host has lost a peer.
     """
     peer = waiting(kind)
     peer.hear(Welcome(OLD_RUN, 3, host_missing=missing))
@@ -503,7 +504,7 @@ def test_who_waits_with_the_first_that_gives_up_hears_the_same(kind: str, missin
 @pytest.mark.parametrize("kind", ["pending", "returning"])
 @pytest.mark.parametrize("how", ["whole", "admitted"])
 def test_a_peer_whose_host_is_complete_waits_on(kind: str, how: str) -> None:
-    """The members admit it when they call update_topology(), and be it after hours."""
+    """The members admit it when they call update_topology(), even if that is hours later."""
     peer = waiting(kind)
     peer.hear(Welcome(OLD_RUN, 3, host_missing=1))
     peer.hear(Welcome(OLD_RUN, 3) if how == "whole" else member_list(3 << 32, "abxyz"))
@@ -512,7 +513,7 @@ def test_a_peer_whose_host_is_complete_waits_on(kind: str, how: str) -> None:
 
 
 def test_the_wait_for_a_host_is_one_over_all_masters() -> None:
-    """L1: half a host is sent from one master to the next, and masters are restarted."""
+    """L1: half a host may be sent from one master to the next, and masters may be restarted."""
     peer = waiting("pending", masters=MASTERS)
     spent_ns = 0
     while peer.machine.error is None:
@@ -528,7 +529,7 @@ def test_the_wait_for_a_host_is_one_over_all_masters() -> None:
 
 
 def test_while_no_master_leads_nobody_is_missed() -> None:
-    """L3: the others of the host may have come meanwhile, and find the new master a moment later."""
+    """L3: the others of the host may have come in the meantime, and find the new master a moment later."""
     peer = waiting("pending", master_timeout_ns=10 * limits.HOST_TIMEOUT_NS)
     peer.hear(Welcome(RUN_ID, 3, host_missing=1))
     peer.down()

@@ -1,4 +1,4 @@
-"""Keys of connections, as the machines see them: who may speak for whom, revocation, keys of links."""
+"""Keys of connections, as the machines see them: which key may speak for which peer, revocation, keys of links."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Master:
         return self.say(on, identity, Hello(group=0, name=name, addresses=(f"{name}:1",), **fields))
 
     def register(self, name: str, identity: str) -> list[tuple[Any, Any]]:
-        """On a connection of the same name; waits until the master takes newcomers."""
+        """Registers on a connection of the same name, once the master takes newcomers."""
         said = self.hello(name, name, identity)
         while id_of(name, identity) not in self.machine.registry.peers:
             deadline_ns = self.machine.deadline_ns()
@@ -79,7 +79,7 @@ def all_to(connection: str, said: list[tuple[Any, Any]], kind: type) -> list[Any
 
 
 def neighbours_told(connection: str, said: list[tuple[Any, Any]]) -> tuple[Neighbour, ...]:
-    """Whom the peer of a connection was told of, at once or later."""
+    """The neighbours that the peer of a connection was told, at once or later."""
     told = [n for message in all_to(connection, said, Neighbours) for n in message.neighbours]
     return tuple(told + [n for message in all_to(connection, said, NeighboursChanged) for n in message.joined])
 
@@ -94,7 +94,7 @@ def test_ids_tell_whose_they_are() -> None:
 
 
 def test_an_id_belongs_to_the_key_that_registered_it() -> None:
-    """S7: even who has learned the token of a session cannot take it over with another key."""
+    """S7: even an attacker that knows the token of a session cannot take it over with another key."""
     master = Master()
     master.register("a", "key of a")
     a = id_of("a", "key of a")
@@ -111,7 +111,7 @@ def test_an_id_belongs_to_the_key_that_registered_it() -> None:
 
 
 def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
-    """S7: libzmq lets clients choose their routing id, so one may come again with another key behind it."""
+    """S7: libzmq lets clients choose their routing id, so the same id may return with another key behind it."""
     master = Master()
     master.register("a", "key of a")
     a, b = id_of("a", "key of a"), id_of("b", "key of b")
@@ -124,7 +124,7 @@ def test_a_connection_with_another_key_does_not_speak_for_a_peer() -> None:
 
 
 def test_a_report_belongs_to_the_key_of_its_peer() -> None:
-    """S7: else who knows an id could report first, and be that peer at a new master."""
+    """S7: otherwise an attacker that knows an id could report first, and be that peer at a new master."""
     master = Master()
     master.machine.recover(master.now_ns)
     hello = Hello(id_of("a", "key of a"), token("a"), True, 0, "a", ("a:1",), 1, RUN_ID)
@@ -195,7 +195,7 @@ def test_a_refused_newcomer_is_told_why_at_once() -> None:
 
 @pytest.mark.parametrize("state", ["pending", "member"])
 def test_a_peer_of_the_run_is_not_ended_by_a_refusal(state: str) -> None:
-    """A refusal comes before anything is authenticated, so whoever sits on the path can forge it."""
+    """A refusal comes before anything is authenticated, so anybody on the path can forge it."""
     bench = getattr(PeerBench(), state)()
     bench.down()
     assert bench.handle(events.AuthenticationRefused("it does not allow this key")) == []

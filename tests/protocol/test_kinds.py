@@ -1,4 +1,4 @@
-"""All kinds of collectives but the all-reduce, at the master and at a peer."""
+"""All kinds of collectives except the all-reduce, at the master and at a peer."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def bench_of(*names: str, copies: int = 1) -> MasterBench:
 
 
 def cut(bench: MasterBench, one: str, other: str) -> None:
-    """Two members, linked with all others, have no link with each other."""
+    """Two members have no link with each other; both are linked with all others."""
     for name, gone in ((one, other), (other, one)):
         bench.say(name, Linked(pids(each for each in "abcd" if each not in (name, gone))))
 
 
 def passed(call_id: int, world_size: int, attempt_id: int = FIRST_ATTEMPT) -> Decision:
-    """The end of a barrier, but for who was there, which the bench leaves out."""
+    """The decision of a barrier, without its participants, which the bench leaves out."""
     return Decision(call_id, 0, world_size, attempt_id=attempt_id)
 
 
@@ -73,7 +73,7 @@ def passed(call_id: int, world_size: int, attempt_id: int = FIRST_ATTEMPT) -> De
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_alone(kind: CollectiveKind) -> None:
-    """Nobody is alone with a collective of any kind: where a tensor goes nowhere, the program should know."""
+    """No collective of any kind succeeds alone: if a tensor goes nowhere, the program should know."""
     bench = bench_of("a")
     sent = bench.begin("a", 1, of_kind(kind, is_root=True))
     assert sent == [("a1", Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))]
@@ -83,7 +83,7 @@ def test_alone(kind: CollectiveKind) -> None:
 
 @pytest.mark.parametrize("other", KINDS[1:])
 def test_kinds_that_differ_are_named_first(other: CollectiveKind) -> None:
-    """What else differs does so because the kinds do."""
+    """Other fields differ only because the kinds do."""
     bench = bench_of("a", "b")
     bench.begin("a", 1, spec(3, op=ReduceOp.MAX))
     values = ("ALL_REDUCE from a", f"{other.name} from b")
@@ -97,7 +97,7 @@ def test_kinds_that_differ_are_named_first(other: CollectiveKind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_waiting_voters_are_told_what_they_wait_in(kind: CollectiveKind) -> None:
-    """L1: one waits in a collective, the other in update_topology."""
+    """L1: one waits in a collective, the other in update_topology. The error names these calls."""
     bench = bench_of("a", "b")
     bench.begin("a", 1, of_kind(kind, 4, is_root=True))
     ((_, answer), _) = bench.vote("b", TopologyKind.UPDATE, 2)
@@ -117,7 +117,7 @@ def test_the_ring_of_a_broadcast_begins_with_its_root(root: str, order: str) -> 
 
 
 def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
-    """L2: the ring is turned, never mended anew."""
+    """L2: the ring is rotated, and keeps avoiding the link."""
     bench = bench_of("a", "b", "c", "d")
     cut(bench, "a", "b")
     for name in "abc":
@@ -131,7 +131,7 @@ def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     [("", ("False from a, b, c",)), ("ac", ("True from a, c", "False from b")), ("abc", ("True from a, b, c",))],
 )
 def test_a_broadcast_has_one_root(roots: str, values: tuple[str, ...]) -> None:
-    """S1: with none, there is nothing to send; of two, one would get what it did not ask for."""
+    """S1: without a root there is nothing to send; with two roots, one would receive what it did not ask for."""
     bench = bench_of("a", "b", "c")
     for name in "ab":
         bench.begin(name, 1, ROOT if name in roots else OTHER)
@@ -142,7 +142,7 @@ def test_a_broadcast_has_one_root(roots: str, values: tuple[str, ...]) -> None:
 
 
 def test_a_root_that_is_lost_in_a_broadcast() -> None:
-    """S1, L1: the survivors lose the attempt; those who try again without choosing another root are told so."""
+    """S1, L1: the attempt fails for the survivors. If they try again without another root, their error says so."""
     bench = bench_of("a", "b", "c")
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "b" else OTHER)
@@ -155,7 +155,7 @@ def test_a_root_that_is_lost_in_a_broadcast() -> None:
 
 
 def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
-    """L2: nothing goes from the end of its ring to the root. All-reduces go on failing by that link, which ends."""
+    """L2: nothing goes from the end of its ring to the root. All-reduces fail by that link until it counts as down."""
     bench, tries = bench_of("a", "b", "c"), -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, 2 * tries, 2):
         for name in "abc":
@@ -165,7 +165,7 @@ def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
         fail_by(bench, "c", "a", call_id + 1)
     for name in "abc":
         bench.begin(name, 2 * tries + 1, spec(**RING_ONLY))
-    assert bench.machine.operations.pending  # The link counts as down, and it is waited for.
+    assert bench.machine.operations.pending  # The link counts as down, and the call waits for it.
 
 
 def test_a_peer_that_is_told_of_two_roots() -> None:
@@ -182,7 +182,7 @@ def test_a_peer_that_is_told_of_two_roots() -> None:
 
 @given(st.permutations([bytes([i]) * 16 for i in range(1, 8)]))
 def test_rows_are_in_order_of_ids_whatever_the_ring(order: list[bytes]) -> None:
-    """S1: each owns one row, and the same one in every ring of the same peers."""
+    """S1: each peer owns one row, the same one in every ring of the same peers."""
     owners = owners_of(order)
     assert [order[rank] for rank in owners] == sorted(order)
 
@@ -207,7 +207,7 @@ def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
 
 
 def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
-    """S1: b has heard of the loss when it makes its rows, and a has not. Both are told, and make new ones."""
+    """S1: b has heard of the loss before it makes its rows, a has not. Both get an error, and make new rows."""
     bench = bench_of("a", "b", "c")
     bench.lose("c")
     bench.begin("a", 1, replace(ALL_TO_ALL, count=6, rows=3))
@@ -223,7 +223,7 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
 
 @pytest.mark.parametrize("kind", CollectiveKind)
 def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveKind) -> None:
-    """S2: a has called before c is lost, b does after that. Among two alone it would change their tensors."""
+    """S2: a has called before c is lost, b calls afterwards. Between these two, the call would change tensors."""
     bench = bench_of("a", "b", "c")
     needy = replace(of_kind(kind), min_world_size=3)
     bench.begin("a", 1, replace(needy, is_root=kind is CollectiveKind.BROADCAST))
@@ -245,7 +245,7 @@ def test_members_agree_in_how_many_they_need() -> None:
 
 
 def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
-    """L2: the rows of all go to all around a ring, and among themselves once the link is there."""
+    """L2: all rows go to all peers around a ring. Once the link is there, each row goes straight to its receiver."""
     bench = bench_of("a", "b", "c", "d")
     cut(bench, "a", "b")
     for name in "abcd":
@@ -260,7 +260,7 @@ def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
 
 
 def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
-    """L2: c alone reaches all. The tree of each row begins with its peer."""
+    """L2: only c reaches all others. The tree of each row has its owner as the root."""
     bench = bench_of("a", "b", "c")
     cut(bench, "a", "b")
     for name in "abc":
@@ -278,7 +278,7 @@ def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
     """S1: it needs no links, no plan and no reports."""
     bench = bench_of("a", "b", "c", copies=copies)
     for name in "abc":
-        bench.link(name)  # To nobody.
+        bench.link(name)  # It has no links.
     assert bench.begin("c", 7, BARRIER) == bench.begin("a", 8, BARRIER) == []
     assert bench.begin("b", 9, BARRIER) == [
         (f"{name}1", passed(call_id, 3)) for name, call_id in (("a", 8), ("b", 9), ("c", 7))
@@ -295,7 +295,7 @@ def test_a_barrier_does_not_wait_for_the_lost() -> None:
 
 
 def test_a_barrier_that_was_missed_is_said_again() -> None:
-    """L1: the connection broke before the decision came."""
+    """L1: the connection broke before the decision arrived."""
     bench = bench_of("a", "b")
     bench.begin("a", 1, BARRIER)
     bench.disconnect("a")
@@ -320,7 +320,7 @@ def test_a_vote_for_a_barrier_may_be_withdrawn() -> None:
 
 
 def test_a_peer_passes_a_barrier() -> None:
-    """S4: the data plane hears nothing of it."""
+    """S4: the data plane is not involved."""
     peer = PeerBench().member()
     ((send,)) = peer.reduce(2, BARRIER)
     assert isinstance(send, Send)
@@ -328,7 +328,7 @@ def test_a_peer_passes_a_barrier() -> None:
 
 
 def test_a_barrier_does_not_make_plans_late() -> None:
-    """L2: both were lost with a connection, and come again in order of calls. The engine never heard of the barrier."""
+    """L2: both were lost with a connection, and come again in order of calls. The engine never saw the barrier."""
     peer = PeerBench().member()
     peer.reduce(2, BARRIER, spec(1))
     peer.hear(passed(2, 2, FIRST_ATTEMPT + 1))
@@ -336,7 +336,7 @@ def test_a_barrier_does_not_make_plans_late() -> None:
 
 
 def test_a_peer_is_told_that_a_barrier_failed() -> None:
-    """By a master that took over and knows of another end; and by its own close()."""
+    """The error comes from a master that took over and knows another end, or from the peer's own close()."""
     peer = PeerBench().member()
     peer.reduce(2, BARRIER)
     (effect,) = peer.hear(Decision(2, Result.RANK_CONNECTION_LOST, 2, "lost", attempt_id=FIRST_ATTEMPT))
@@ -356,7 +356,7 @@ def test_a_plan_that_comes_for_a_commit_without_a_result_still_counts() -> None:
 
 
 def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
-    """L3: the former master died before it had told everybody."""
+    """L3: the former master died before it had told all peers."""
     former = bench_of("a", "b")
     former.begin("a", 2, BARRIER)
     vote = Votes(0, (Vote(5, BARRIER),))
@@ -384,7 +384,7 @@ def test_a_barrier_that_nobody_has_passed_is_voted_for_anew() -> None:
 
 @pytest.mark.parametrize("reporter", "ab")
 def test_a_broadcast_that_one_reports_goes_on_with_its_root(reporter: str) -> None:
-    """L3: votes that come again say what each had said, and start nothing new."""
+    """L3: votes that come again repeat what each peer has said, and start nothing new."""
     bench, specs = TakeOver(), {"a": OTHER, "b": ROOT}
     running = running_attempt(7, "ba", (5, 2), specs[reporter])
     for name in "ab":

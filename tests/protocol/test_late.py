@@ -1,4 +1,4 @@
-"""What a master hears late, or from those who know less than others, and what it must not do before that."""
+"""Messages that reach a master late, or from peers that know less, and what it must not do before them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_RUN = b"one more run too"
 
 
 def ask(bench: Standby, name: str, members: str, **facts: Any) -> RunReport:
-    """A peer says Hello and is asked for its report, which is returned."""
+    """A peer says Hello and is asked for its report. Returns the report."""
     bench.connections[name] = f"{name}1"
     report = report_of(name, members, **facts)
     hello = replace(report.hello, connection=1, **TWO)
@@ -46,7 +46,7 @@ def ask(bench: Standby, name: str, members: str, **facts: Any) -> RunReport:
 
 
 def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> None:
-    """S3: whoever was asked by the candidate, or is asked by the leader."""
+    """S3: this holds for a report that the candidate asked for, and for one that the leader asks for."""
     bench = Standby()
     late = ask(bench, "n", members="abcden", epoch=6, round=2, parent=5, old_members=pids("abcde"))
     for name in "abc":
@@ -60,7 +60,7 @@ def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> No
 
 
 def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7, L1: nothing that n says is taken any more, so all would wait for its votes."""
+    """S7, L1: the master accepts nothing more from n, so all would wait for its votes."""
     is_of = "zpccl.protocol.master.is_peer_id_of"
     monkeypatch.setattr(is_of, lambda peer_id, identity: not identity or peer_id == pid(identity))
     bench = Standby()
@@ -75,7 +75,7 @@ def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypa
 
 
 def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
-    """L1: c is of the run that would be next, and the leader hears of a higher promise."""
+    """L1: c belongs to the run that would be next, and the leader hears of a higher promise."""
     bench = TakeOver()
     bench.report("n", "nq", waits=False)
     bench.recover()
@@ -108,7 +108,7 @@ def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
 
 
 def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> None:
-    """S1: q may have returned from the barrier of which n and p know nothing. It ends where q has had its time."""
+    """S1: q may have returned from a barrier of which n and p know nothing. The wait ends once q has had its time."""
     bench = Standby()
     for name in "np":
         bench.report(name, "npq", run_id=OLD_RUN)
@@ -131,8 +131,8 @@ def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> N
 
 @pytest.mark.parametrize("knocks", [False, True])
 def test_a_run_whose_members_are_all_gone_yields_to_an_earlier_one(knocks: bool) -> None:
-    """L1: q has not reported, so the run does not yield before it is lost. Who is there shows that the network is, too,
-    whoever else knocks and goes."""
+    """L1: q has not reported, so the run does not yield before q is lost. The members that are there show that the
+    network works, whoever else connects and leaves."""
     bench = TakeOver()
     for name in "np":
         bench.report(name, "npq")
@@ -150,7 +150,7 @@ def test_a_run_whose_members_are_all_gone_yields_to_an_earlier_one(knocks: bool)
 
 
 def test_who_was_refused_for_good_is_in_no_later_list() -> None:
-    """S3: c is lost; then one of a host comes that the former master had admitted to c's list."""
+    """S3: c is lost. Then a peer of a host comes that the former master had admitted to c's list."""
     bench = Standby()
     for name in "ab":
         bench.report(name, "abc", 5, round=1)
@@ -166,7 +166,7 @@ def test_who_was_refused_for_good_is_in_no_later_list() -> None:
 
 
 def standby_and_newcomer() -> tuple[Standby, Hello]:
-    """The run of a and b is led, and p connects, which says this."""
+    """A master leads the run of a and b, and p connects. Returns p's Hello."""
     bench = Standby()
     for name in "ab":
         bench.report(name, "ab")
@@ -177,7 +177,7 @@ def standby_and_newcomer() -> tuple[Standby, Hello]:
 
 
 def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one() -> None:
-    """S3: a list may count its promise. L1: so the leader asks for promises of a later term, as for a member."""
+    """S3: a list may count its promise. L1: so the leader asks for promises in a later term, as for a member."""
     bench, hello = standby_and_newcomer()
     bench.say("p", bench.promising(hello, Promise(bench.machine.term - 1, b"an earlier one.!")))
     assert [peer.peer_id for peer in bench.machine.registry.pending()] == [pid("p")]
@@ -193,7 +193,7 @@ def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one
 
 
 def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
-    """B1: it refuses a report by its Hello, and must not be asked again for that."""
+    """B1: it answers a request for a report with its Hello, so the master must not repeat the request."""
     bench, hello = standby_and_newcomer()
     bench.say("p", hello)
     bench.connections["p"] = "p2"
@@ -206,7 +206,7 @@ def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
 
 @pytest.mark.parametrize("is_member", [False, True])
 def test_a_joiner_does_not_make_the_one_master_step_down(is_member: bool) -> None:
-    """S6: whatever it says of its promise. With one address no list counts it before it is a member."""
+    """S6: whatever its promise. With one address, no list counts the promise of a joiner before it is a member."""
     bench = MasterBench()
     bench.members("a", "b")
     bench.hello("n")
@@ -216,7 +216,7 @@ def test_a_joiner_does_not_make_the_one_master_step_down(is_member: bool) -> Non
 
 
 def test_no_sync_begins_while_the_list_is_not_committed() -> None:
-    """Rule "decide": c waits for a link to a holder; d is lost, and the list without it is only proposed."""
+    """Rule "decide": c waits for a link to a holder. d is lost, and the list without it is only proposed."""
     bench = Standby()
     bench.begin_run("abcd")
     for name, others in (("a", "bd"), ("b", "ad"), ("d", "ab"), ("c", "")):
@@ -234,7 +234,7 @@ def test_no_sync_begins_while_the_list_is_not_committed() -> None:
 
 
 def test_a_sync_that_waits_for_links_waits_for_the_list_too() -> None:
-    """L1. Duel, seed 12521081: the members without links were removed, and the master span until that was committed."""
+    """L1. Duel, seed 12521081: members without links were removed, and the master span until that was committed."""
     bench = Standby()
     bench.begin_run("abc")
     for name in "abc":
@@ -248,7 +248,7 @@ def test_a_sync_that_waits_for_links_waits_for_the_list_too() -> None:
 
 
 def test_groups_that_come_and_go_leave_little_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: the revision of the last sync, of so many groups."""
+    """B1: of this many groups it keeps the revision of the last sync."""
     bench = MasterBench()
     bench.members("z", group=1_000_000)
     for number, names in enumerate(("ab", "cd", "ef", "gh")):
@@ -270,7 +270,7 @@ def test_groups_that_come_and_go_leave_little_behind(monkeypatch: pytest.MonkeyP
 
 
 def returning() -> PeerBench:
-    """A peer whose run has yielded, and that another one has registered."""
+    """A peer whose run has yielded, and which another run has registered."""
     peer = peer_of_two().member()
     peer.hear(Refused(Refusal.YIELDED, ""))
     peer.hear(Welcome(OLD_RUN, 3))
@@ -280,7 +280,7 @@ def returning() -> PeerBench:
 
 @pytest.mark.parametrize("make", [returning, lambda: peer_of_two().pending()], ids=["returning", "pending"])
 def test_who_acknowledges_a_list_without_it_tells_of_that_list(make: Any) -> None:
-    """S3, L2: it may be an old member. So the list needs it, and it must not forget that it was needed."""
+    """S3, L2: it may be an old member, so that the list needs it. Then it must not forget the list."""
     peer = make()
     (report,) = peer.hear(Refused(Refusal.REPORT, "", term=9))
     assert isinstance(report.message, RunReport) and report.message.members == ()
@@ -294,7 +294,7 @@ def test_who_acknowledges_a_list_without_it_tells_of_that_list(make: Any) -> Non
 
 
 def test_who_waits_to_be_admitted_keeps_its_promise() -> None:
-    """S3: an earlier master of the run has not heard yet that it was replaced."""
+    """S3: an earlier master of the run does not know yet that it was replaced."""
     peer = peer_of_two().pending()
     run_id, term = peer.machine.run_id, peer.machine.term
     peer.hear(Refused(Refusal.REPORT, "", term=term + 9))
@@ -308,7 +308,7 @@ def test_who_waits_to_be_admitted_keeps_its_promise() -> None:
 
 
 def test_who_was_refused_for_good_is_bound_to_no_later_leadership() -> None:
-    """L1: it has promised a candidate that was never elected. The leader has a lower term, and would refuse it."""
+    """L1: it has promised a candidate that was never elected. The leader has a lower term and would be refused."""
     peer = peer_of_two().pending()
     peer.hear(replace(member_list(3, "ab"), old_members=pids("b"), parent=2))
     peer.hear(Refused(Refusal.REPORT, "", term=40))
@@ -321,7 +321,7 @@ def test_who_was_refused_for_good_is_bound_to_no_later_leadership() -> None:
 
 @pytest.mark.parametrize("held", ["", "reduce", "sync"])
 def test_an_update_that_is_given_up_while_the_run_yields_is_answered_once(held: str) -> None:
-    """L1, S1: nor does a call behind it count as done when this peer is admitted elsewhere."""
+    """L1, S1: and a call behind it does not count as done when this peer is admitted elsewhere."""
     peer = PeerBench().member("ab")
     peer.topology(2)
     peer.handle(events.CallWithdrawn(2, timed_out=True))

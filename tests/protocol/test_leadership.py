@@ -21,12 +21,12 @@ TERM = 1 << 32
 
 
 def listed(epoch: int, members: str, parent: int = 0, old: str = "") -> MemberList:
-    """A member list; with old members it is not known to be committed."""
+    """A member list. If `old` is given, it is not known to be committed."""
     return MemberList(epoch, frozenset(pids(members)), parent, frozenset(pids(old)))
 
 
 def leader_of(members: str) -> Leader:
-    """One that leads a committed list of its own."""
+    """A leader with a committed list of its own."""
     leader = Leader(Promise(1, b"l" * 16), needs_quorum=True)
     leader.propose(TERM, pids(members))
     assert leader.list.is_committed
@@ -34,7 +34,7 @@ def leader_of(members: str) -> Leader:
 
 
 def acknowledged(leader: Leader, names: str) -> list[bool]:
-    """Members acknowledge the list of the moment; for each whether that committed it."""
+    """Members acknowledge the present list. Returns for each whether that committed it."""
     return [leader.acknowledge(pid(name), leader.list.epoch) for name in names]
 
 
@@ -58,13 +58,13 @@ def acknowledged(leader: Leader, names: str) -> list[bool]:
     ],
 )
 def test_who_is_a_quorum(present: str, members: str, expected: bool) -> None:
-    """A majority, or half of them with the lowest id; strangers count for nothing."""
+    """A majority, or half of them with the lowest id. Strangers count for nothing."""
     assert is_quorum(pids(present), pids(members)) is expected
 
 
 @pytest.mark.parametrize("size", range(1, 8))
 def test_two_quorums_of_one_list_share_a_member(size: int) -> None:
-    """S3: so no two masters, reached by disjoint parts of the members, have one each."""
+    """S3: so two masters, reached by disjoint parts of the members, cannot have one each."""
     members = pids("abcdefg"[:size])
     parts = [set(part) for count in range(size + 1) for part in combinations(members, count)]
     quorums = [part for part in parts if is_quorum(part, members)]
@@ -78,7 +78,7 @@ LOW, HIGH, RIVAL = Promise(4, b"l" * 16), Promise(5, b"h" * 16), Promise(5, b"r"
 
 
 def test_a_term_is_given_to_one_leadership() -> None:
-    """S3: never down, and never to a rival in the same term; the promised one may ask again."""
+    """S3: a term never goes down, and never to a rival in the same term. The promised leadership may ask again."""
     acceptor = Acceptor()
     assert acceptor.promise(HIGH)
     assert not acceptor.promise(LOW)
@@ -88,7 +88,7 @@ def test_a_term_is_given_to_one_leadership() -> None:
 
 
 def test_only_the_promised_leadership_is_obeyed() -> None:
-    """S3: not a later one either, which has not asked."""
+    """S3: the peer does not obey a later leadership either, if that one has not asked."""
     acceptor = Acceptor()
     acceptor.promise(HIGH)
     for other in (LOW, RIVAL, Promise(6, b"h" * 16)):
@@ -99,7 +99,7 @@ def test_only_the_promised_leadership_is_obeyed() -> None:
 
 
 def test_who_has_promised_another_one_is_led_no_more() -> None:
-    """S3: what the old leader has sent before may still come on this connection."""
+    """S3: messages that the old leader has sent before may still arrive on this connection."""
     acceptor = Acceptor()
     acceptor.register(LOW)
     assert acceptor.is_led
@@ -129,13 +129,13 @@ def test_the_newest_descendant_of_what_is_committed_goes_on() -> None:
 
 
 def test_a_larger_number_alone_decides_nothing() -> None:
-    """S3: 9 was never committed, for 8 was, in its place; nobody who knows that may go on with 9."""
+    """S3: 9 was never committed, as 8 was committed in its place. Nobody who knows that may go on with 9."""
     assert descend([listed(9, "ab", 5, "abc"), listed(8, "bc", 5)]) == listed(8, "bc", 5)
     assert descend([listed(9, "ab", 5, "abc"), listed(12, "bcx", 8, "bc")]) == listed(12, "bcx", 8, "bc")
 
 
 def test_a_repeat_of_what_is_committed_comes_before_what_followed_it_earlier() -> None:
-    """S3. Duel, seed 9401189: 8 was committed, and nobody heard of it but the leader, which then proposed 9. The next
+    """S3. Duel, seed 9401189: 8 was committed, which only its leader heard; that leader then proposed 9. The next
     leader repeated 8 as 12, which was committed too."""
     followed, repeated = listed(9, "abc", 8, "a"), listed(12, "a", 5, "a")
     assert descend([followed, repeated]) == descend([repeated, followed]) == repeated
@@ -156,17 +156,17 @@ def test_the_first_list_is_committed_at_once() -> None:
 
 
 def test_a_list_is_committed_by_quorums_of_both() -> None:
-    """S3: of the list before, which another master may know alone, and of its own."""
+    """S3: the quorum of the list before, which may be all that another master knows, and its own quorum."""
     leader = leader_of("abcd")
     leader.propose(TERM + 1, pids("abc"))
     assert leader.list.old_members == set(pids("abcd"))
     assert leader.list.parent == TERM
-    assert acknowledged(leader, "bca") == [False, False, True]  # Before a, half of abcd.
+    assert acknowledged(leader, "bca") == [False, False, True]  # b and c are only half of abcd.
     assert leader.list.is_committed
 
 
 def test_the_old_quorum_alone_commits_nothing() -> None:
-    """S3: the new members may be at another master, which knows them for committed."""
+    """S3: the new members may be at another master, to which they are committed."""
     leader = leader_of("ab")
     leader.propose(TERM + 1, pids("abcde"))
     assert acknowledged(leader, "abc") == [False, False, True]
@@ -182,21 +182,21 @@ def test_the_new_quorum_alone_commits_nothing() -> None:
 
 
 def test_an_acknowledgement_is_of_one_epoch() -> None:
-    """S3: neither of an earlier proposed list, nor of a later number."""
+    """S3: it does not count for an earlier proposed list, nor for a later number."""
     leader = leader_of("abcde")
     leader.propose(TERM + 1, pids("abcd"))
     assert not leader.acknowledge(pid("a"), TERM + 1)
     leader.propose(TERM + 2, pids("abc"))
     assert leader.list.old_members == set(pids("abcde"))
     assert not leader.acknowledge(pid("b"), TERM + 2)
-    assert not leader.acknowledge(pid("c"), TERM + 2)  # What a has acknowledged was another list.
+    assert not leader.acknowledge(pid("c"), TERM + 2)  # a has acknowledged another list.
     for epoch in (TERM, TERM + 1, TERM + 3):
         assert not leader.acknowledge(pid("a"), epoch)
     assert leader.acknowledge(pid("a"), TERM + 2)
 
 
 def test_what_is_not_committed_is_not_left() -> None:
-    """S3: a, b of the old members may follow another master, which has not heard of the list without a."""
+    """S3: a and b of the old members may follow another master, which does not know the list without a."""
     leader = leader_of("abcd")
     leader.propose(TERM + 1, pids("bcd"))
     assert not leader.may_lead(pids("cd"))
@@ -205,7 +205,7 @@ def test_what_is_not_committed_is_not_left() -> None:
 
 
 def test_who_leaves_goes_on_nowhere() -> None:
-    """The last but one may leave; the one with the lowest id too."""
+    """The last but one may leave, also if it has the lowest id."""
     leader = leader_of("ab")
     leader.propose(TERM + 1, pids("b"))
     assert acknowledged(leader, "b") == [False]
@@ -214,7 +214,7 @@ def test_who_leaves_goes_on_nowhere() -> None:
 
 
 def test_an_adopted_list_is_repeated_and_stands_until_it_is_committed() -> None:
-    """S3: it may have been committed, and one of it may know that: then whatever follows needs its quorum."""
+    """S3: it may have been committed, and one of its members may know that. Then every later list needs its quorum."""
     adopted = listed(5, "abxyz", 4, "ab")
     leader = Leader(Promise(1, b"l" * 16), needs_quorum=True, adopted=adopted)
     leader.propose(TERM, adopted.members)
@@ -240,9 +240,10 @@ names = st.sampled_from("abcdefg")
 
 @given(st.sets(names, min_size=1), st.lists(st.tuples(st.sets(names), st.sets(names)), max_size=5))
 def test_no_other_master_has_a_quorum_beside(first: set[str], steps: list[tuple[set[str], set[str]]]) -> None:
-    """S3: after any history of one leader, who has not accepted its committed list is no quorum of what it knows.
+    """S3: after any history of one leader, the peers that have not accepted its committed list are no quorum of what
+    they know.
 
-    Each step proposes a list, if those present may go on without the others; some of them accept it.
+    Each step proposes a list, if those present may go on without the others. Some of them accept it.
     """
     leader, known = leader_of("".join(sorted(first))), {pid(name): frozenset(pids(first)) for name in first}
     committed, members, epoch = frozenset(pids(first)), frozenset(pids(first)), TERM
@@ -266,7 +267,7 @@ def test_no_other_master_has_a_quorum_beside(first: set[str], steps: list[tuple[
 
 @pytest.mark.parametrize("how", ["reports", "closed", "reports again"])
 def test_a_revoked_key_counts_for_the_report_before_it_alone(how: str) -> None:
-    """L3: a standby waits for days. A key that was revoked meanwhile may be allowed again when it leads."""
+    """L3: a standby waits for days. A key that was revoked in the meantime may be allowed again when it leads."""
     candidate = Candidate(0, 1, 1, Promise(1, b"l" * 16), b"the own run.....")
     report = report_of("a", hello=replace(hello_of("a"), **TWO))
     event = PeerMessageReceived("a1", report, identity="key of a")

@@ -76,7 +76,7 @@ def test_an_empty_run_admits_at_once(bench: MasterBench) -> None:
 
 
 def test_the_second_peer_is_pending(bench: MasterBench) -> None:
-    """Of a pair, who came later dials."""
+    """Of two peers, the one that came later dials."""
     bench.register("a")
     assert bench.hello("b") == [
         ("b1", WELCOME),
@@ -113,7 +113,7 @@ def test_a_connection_belongs_to_one_peer(bench: MasterBench) -> None:
 
 
 def test_a_wrong_token_is_refused(bench: MasterBench) -> None:
-    """S7: nobody takes over the session of another."""
+    """S7: nobody takes over another peer's session."""
     bench.members("a", "b")
     before = bench.snapshot()
     for welcomed in (False, True):
@@ -156,7 +156,8 @@ def test_who_did_not_say_hello_is_told_to(bench: MasterBench, message: Any) -> N
     "message", [Votes(0, (Vote(1, spec()),)), topology_vote(0, 1, UPDATE), offer(1, 0), Withdraw(1)]
 )
 def test_pending_peers_cannot_call(bench: MasterBench, message: Any) -> None:
-    """S6. Flaky, seed 585091, L1: who believes to be a member was removed, and read of its admission too late."""
+    """S6. Flaky, seed 585091, L1: a peer that took itself for a member was removed; it read of its admission too
+    late."""
     bench.members("a", "b")
     bench.register("j")
     before = bench.snapshot()
@@ -225,7 +226,7 @@ def test_admission_when_linked_both_ways(bench: MasterBench) -> None:
 def test_update_waits_for_links_for_a_while_only(bench: MasterBench) -> None:
     bench.register("a", "b")
     bench.vote("a", UPDATE, 1)
-    bench.say("b", Linked(pids("a")))  # The other end never says so.
+    bench.say("b", Linked(pids("a")))  # The other end never reports this link.
     assert bench.machine.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
     assert bench.tick(limits.ADMISSION_WAIT_NS - 1) == []
     assert bench.tick(1) == [("a1", Decision(1, Result.SUCCESS, value=0))]
@@ -233,7 +234,7 @@ def test_update_waits_for_links_for_a_while_only(bench: MasterBench) -> None:
 
 
 def test_update_admits_who_is_ready_when_time_is_up(bench: MasterBench) -> None:
-    """S6: a joiner without links holds up the others for a moment only."""
+    """S6: a joiner without links delays the others only for a moment."""
     bench.members("a", "b")
     bench.register("x", "y")
     bench.link("a", "b", "y")
@@ -262,7 +263,7 @@ def test_two_joiners_not_linked_with_each_other(bench: MasterBench) -> None:
     bench.say("y", Linked(pids("a")))
     bench.vote("a", UPDATE, 1)
     bench.tick_at_deadline()
-    assert (bench.names(), bench.pending()) == ("axy", "")  # They meet by way of a.
+    assert (bench.names(), bench.pending()) == ("axy", "")  # They connect through a.
 
 
 def test_a_disconnected_joiner_is_not_admitted(bench: MasterBench) -> None:
@@ -291,10 +292,10 @@ def test_who_leaves_while_links_are_waited_for_does_not_hold_up_the_update(bench
 
 
 def test_an_unreachable_joiner_is_removed(bench: MasterBench) -> None:
-    """S6: it is refused without disturbing anybody."""
+    """S6: it is refused, and nobody is disturbed."""
     bench.members("a", "b")
     bench.register("j")
-    bench.say("j", Linked(pids("a")))  # As it says.
+    bench.say("j", Linked(pids("a")))  # j only claims this link.
     assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
     kick, *rest = bench.tick_at_deadline()
     assert kick == ("j1", Kick(Result.RANK_CONNECTION_FAILED, "no data connection to a, b"))
@@ -313,7 +314,7 @@ def test_the_wait_for_links_begins_anew_when_a_link_breaks(bench: MasterBench) -
 
 
 def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
-    """Each link that a member has to it counts; what it says itself does not: it could say so for ever."""
+    """Each link to it that a member reports counts. Its own reports do not: it could repeat them for ever."""
     bench.members("a", "b", "c")
     bench.register("j")
     for name in "ab":
@@ -330,7 +331,7 @@ def test_a_joiner_that_gets_on_is_waited_for(bench: MasterBench) -> None:
 
 
 def test_a_master_that_loses_all_at_once_waits_for_them(bench: MasterBench) -> None:
-    """L3: rather it was cut off itself, for however long; once it hears of anybody, the others may come too."""
+    """L3: it was probably cut off itself, for whatever time. Once it hears from any member, the others may come too."""
     bench.members("a", "b", "c")
     for name in "abc":
         bench.disconnect(name)
@@ -346,7 +347,7 @@ def test_a_master_that_loses_all_at_once_waits_for_them(bench: MasterBench) -> N
 
 
 def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) -> None:
-    """L3: the network of all was away, and with it their links; a is back before any of its links is."""
+    """L3: the network of all was away, and with it their links. a is back before any of its links is."""
     bench.members("a", "b", "c")
     for name in "abc":
         bench.disconnect(name)
@@ -359,11 +360,11 @@ def test_who_is_back_first_is_no_witness_against_the_others(bench: MasterBench) 
     bench.tick(limits.WITNESS_AFTER_NS)
     bench.say("a", Linked(pids("b")))
     bench.disconnect("c")
-    assert bench.names() == "ab"  # As ever, once all are back for a while.
+    assert bench.names() == "ab"  # As usual, once all have been back for a while.
 
 
 def check_all_are_waited_for_until_one_is_back(bench: MasterBench, names: str) -> None:
-    """However long all these members have been away, the others are lost some time after the first one is back."""
+    """However long all these members have been away, the others are lost only some time after the first one is back."""
     bench.tick(60 * SECOND)
     assert bench.names() == names
     bench.hello(names[0], welcomed=True)
@@ -374,7 +375,7 @@ def check_all_are_waited_for_until_one_is_back(bench: MasterBench, names: str) -
 
 
 def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(bench: MasterBench) -> None:
-    """L3: the network of all is away, and the master misses its members a moment before one that is pending."""
+    """L3: the network of all is away. The master misses its members a moment before a pending peer."""
     bench.members("a", "b")
     bench.hello("n")
     for name in "abn":
@@ -384,7 +385,7 @@ def test_a_newcomer_that_is_missed_last_does_not_show_that_the_network_is_there(
 
 
 def test_who_is_refused_does_not_show_that_the_network_is_there_for_all(bench: MasterBench) -> None:
-    """L3: the network of all is away, and somebody near the master knocks at it, is refused and goes, many times."""
+    """L3: the network of all is away. A client near the master connects, is refused and leaves, many times."""
     bench.members("a", "b")
     for name in "ab":
         bench.disconnect(name)
@@ -397,7 +398,7 @@ def test_who_is_refused_does_not_show_that_the_network_is_there_for_all(bench: M
 
 
 def test_who_is_refused_does_not_keep_who_is_gone(bench: MasterBench) -> None:
-    """L2: a is back, and b is lost as ever while others knock and are refused."""
+    """L2: a is back, and b is lost as usual, while others connect and are refused."""
     bench.members("a", "b")
     for name in "ab":
         bench.disconnect(name)
@@ -423,7 +424,7 @@ def test_who_was_away_itself_is_no_witness(bench: MasterBench) -> None:
 
 @pytest.mark.parametrize("is_missed_first", [False, True])
 def test_who_was_away_shortly_before_is_no_witness(bench: MasterBench, is_missed_first: bool) -> None:
-    """S6: the same; a was back before it noticed that its link to b had broken too."""
+    """S6: the same. a was back before it noticed that its link to b had broken too."""
     bench.members("a", "b", "c")
     bench.disconnect("a")
     bench.tick(100 * limits.MS)
@@ -442,7 +443,7 @@ def test_who_was_away_shortly_before_is_no_witness(bench: MasterBench, is_missed
     assert bench.names() == "abc"
     bench.say("a", Linked(pids("c")))
     bench.disconnect("b")
-    assert bench.names() == "ac"  # As ever.
+    assert bench.names() == "ac"  # As usual.
 
 
 @pytest.mark.parametrize("was_away", ["a", "b"])
@@ -461,7 +462,7 @@ def test_a_link_that_broke_while_an_end_was_away_is_noticed_late(bench: MasterBe
 
 
 def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
-    """L3: a link has broken, and then the network of all; the master misses both of its ends before c."""
+    """L3: a link breaks, and then the network of all. The master misses both ends of the link before c."""
     bench.members("a", "b", "c")
     bench.say("a", Linked(pids("c")))
     for name in "abc":
@@ -470,7 +471,7 @@ def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
 
 
 def test_a_link_that_broke_long_ago_shows_no_loss(bench: MasterBench) -> None:
-    """S6: since then the master has heard nothing of a, as the network of all is away; it misses b first."""
+    """S6: the master has heard nothing from a since then, as the network of all is away. It misses b first."""
     bench.members("a", "b", "c")
     bench.say("a", Linked(pids("c")))
     bench.tick(limits.CUT_OFF_SPREAD_NS + 1)
@@ -481,7 +482,7 @@ def test_a_link_that_broke_long_ago_shows_no_loss(bench: MasterBench) -> None:
 
 
 def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: MasterBench) -> None:
-    """L3: the network of all was away, and comes and goes; c is away yet."""
+    """L3: the network of all was away, and comes and goes; c is still away."""
     bench.members("a", "b", "c")
     for name in "abc":
         bench.disconnect(name)
@@ -495,7 +496,7 @@ def test_a_link_that_is_lost_again_before_all_are_back_shows_no_loss(bench: Mast
 
 
 def test_all_who_are_back_are_cut_off_again_meanwhile(bench: MasterBench) -> None:
-    """L3: the network of the master broke again while one was still away. It is down again, for all of them."""
+    """L3: the network of the master breaks again while one member is still away. It is now down for all of them."""
     bench.members("a", "b", "c")
     for name in "abc":
         bench.disconnect(name)
@@ -537,7 +538,7 @@ def test_the_last_member_is_lost_as_any(bench: MasterBench) -> None:
 
 
 def test_a_joiner_is_not_removed_with_the_one_it_could_not_reach() -> None:
-    """Split, seed 51, S6: the member was removed at the same moment, and nothing was missing then."""
+    """Split, seed 51, S6: the member was removed at the same moment, and from then on no link was missing."""
     bench = MasterBench(options=MasterOptions(link_wait_ns=SECOND, disconnect_grace_ns=SECOND))
     bench.members("a", "b")
     bench.register("j")
@@ -549,7 +550,7 @@ def test_a_joiner_is_not_removed_with_the_one_it_could_not_reach() -> None:
 
 
 def test_a_kick_can_be_read_however_many_members_there_are(bench: MasterBench) -> None:
-    """L1: a reason that is too long for the message would leave the joiner waiting."""
+    """L1: with a reason that is too long for the message, the joiner would go on waiting."""
     letters = [chr(ord("A") + i) * 100 for i in range(50)]
     for name in letters:
         bench.groups[name] = 0
@@ -631,7 +632,7 @@ def test_loss_after_the_grace_period(bench: MasterBench) -> None:
     "handshake_ms, seconds", [(0, 0.5), (60, 0.5), (300, 2.4), (900, 7.2), (limits.HANDSHAKE_MS_MAX, 10.0)]
 )
 def test_who_is_far_away_has_longer(bench: MasterBench, handshake_ms: int, seconds: float) -> None:
-    """L2: at 300 ms of round trip a healthy peer needs more than DISCONNECT_GRACE. L1: near ones are lost as ever."""
+    """L2: at 300 ms of round trip a healthy peer needs more than DISCONNECT_GRACE. L1: near peers are lost as usual."""
     bench.members("a", "b", "c")
     bench.hello("b", welcomed=True, handshake_ms=handshake_ms)
     bench.disconnect("b")
@@ -644,7 +645,7 @@ def test_who_is_far_away_has_longer(bench: MasterBench, handshake_ms: int, secon
 
 @pytest.mark.parametrize("first", ["link", "control"])
 def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> None:
-    """L2: of a process that died, all links break; and then it is lost at once (L1)."""
+    """L2: if its process has died, all its links break, and then it is lost at once (L1)."""
     bench.members("a", "b", "c")
     bench.hello("b", welcomed=True, handshake_ms=300)
     bench.say("b", Linked(pids("ac")))
@@ -661,7 +662,7 @@ def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> Non
 
 
 def test_far_peers_of_a_site_that_is_cut_off_for_a_moment_stay(bench: MasterBench) -> None:
-    """L2: all connections to the other site are reset. Two that were killed together look the same."""
+    """L2: all connections to the other site are reset. Two peers that are killed together look the same."""
     bench.members("a", "b", "c", "d")
     for name in "cd":
         bench.hello(name, welcomed=True, handshake_ms=300)
@@ -689,7 +690,7 @@ def test_loss_at_once_with_a_witness(bench: MasterBench, first: str) -> None:
 
 
 def test_a_lost_link_alone_loses_nobody(bench: MasterBench) -> None:
-    """L2: a broken path between two live peers is no reason to evict one."""
+    """L2: a broken path between two live peers is no reason to evict either of them."""
     bench.members("a", "b", "c")
     bench.say("a", Linked(pids("c")))
     bench.say("b", Linked(pids("c")))
@@ -698,7 +699,7 @@ def test_a_lost_link_alone_loses_nobody(bench: MasterBench) -> None:
 
 
 def test_a_link_that_never_was_is_no_witness(bench: MasterBench) -> None:
-    """Only one end of a new link is up when the control connection of that end breaks: that says nothing."""
+    """Only one end of a new link is up when that end's control connection breaks. That proves nothing."""
     bench.members("a", "b")
     bench.link("a")
     bench.link("b")
@@ -727,7 +728,7 @@ def test_a_member_of_another_group_is_no_witness(bench: MasterBench) -> None:
 
 
 def test_resuming_within_the_grace_period(bench: MasterBench) -> None:
-    """A broken control connection alone costs nothing."""
+    """A broken control connection alone has no effect."""
     bench.members("a", "b")
     bench.begin("a", 1)
     bench.disconnect("b")
@@ -750,7 +751,7 @@ def test_resuming_before_the_old_connection_is_known_to_be_gone(bench: MasterBen
 
 
 def test_a_hello_that_was_overtaken_by_a_later_one(bench: MasterBench) -> None:
-    """Connections have no order between them: the peer stays on the one that it numbered last."""
+    """Connections are not ordered among each other: the peer stays on the one with its highest number."""
     bench.members("a", "b")
     bench.hello("b", welcomed=True, connection=3)
     assert bench.hello("b", welcomed=True, connection=2) == []
@@ -775,7 +776,7 @@ def test_a_pending_peer_dies(bench: MasterBench) -> None:
 
 
 def test_a_dead_joiner_does_not_keep_the_master_busy(bench: MasterBench) -> None:
-    """Both its deadlines run; the one for its links has no meaning while it is away."""
+    """Both its deadlines run. The deadline for its links has no effect while it is away."""
     bench.members("a")
     bench.register("j")
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1)
@@ -866,7 +867,7 @@ def test_the_bound_of_open_calls_holds_for_each_kind(
 
 
 def test_the_bound_of_open_calls_follows_the_group(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L3: what all of them know must fit into a report."""
+    """L3: everything that they know must fit into a report."""
     monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 6)
     monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 0)
     bench.members("a", "b", "c")
@@ -881,7 +882,7 @@ def test_the_bound_of_open_calls_follows_the_group(bench: MasterBench, monkeypat
 
 
 def test_the_bound_of_answers(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: no peer makes the master keep answers without limit; the latest are those that may have been lost."""
+    """B1: no peer makes the master keep answers without limit. It keeps the latest, as these may have been lost."""
     monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 3)
     bench.members("a", "b")
     for call_id in range(10, 16):
@@ -891,7 +892,7 @@ def test_the_bound_of_answers(bench: MasterBench, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_had_no_link_to_the_lost_has_time_for_the_next_member(bench: MasterBench) -> None:
-    """S6. Chaos, seed 9376274: the run had become empty, and went on with a newcomer, when its wait was over."""
+    """S6. Chaos, seed 9376274: the run had become empty and went on with a newcomer, just when its wait was over."""
     bench.members("a")
     bench.register("b", "c")
     bench.now_ns += limits.LINK_WAIT_TIMEOUT_NS + 1
@@ -902,7 +903,7 @@ def test_who_had_no_link_to_the_lost_has_time_for_the_next_member(bench: MasterB
 
 
 def test_many_calls_beside_one_that_takes_long(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long collective keeps `oldest_call_id` down; the short ones beside it must not get the peer removed."""
+    """A long collective holds `oldest_call_id` down. Short calls beside it must not get the peer removed."""
     monkeypatch.setattr(limits, "ANSWERS_KEPT_MAX", 8)
     bench.members("a", "b")
     for name in "ab":
@@ -931,7 +932,7 @@ def test_answers_are_recalled_until_they_are_known(bench: MasterBench) -> None:
 
 
 def test_the_answer_to_the_oldest_open_call_is_kept(bench: MasterBench) -> None:
-    """S1: of two decisions a has heard the first only. Its vote again for the second must not begin a new attempt."""
+    """S1: of two decisions a has heard only the first. Its vote for the second again must not begin an attempt."""
     bench.members("a", "b")
     for name in "ab":
         bench.begin(name, 5, spec(1), spec(2))
@@ -1014,7 +1015,7 @@ def syncs_of_all_fates(bench: MasterBench) -> None:
 
 @pytest.mark.parametrize("fates", [collectives_of_all_fates, topology_of_all_fates, syncs_of_all_fates])
 def test_messages_may_come_twice(fates: Any) -> None:
-    """The bench checks that no call gets two answers; here: that the master ends in the same state."""
+    """The bench checks that no call gets two answers. This test checks that the master ends in the same state."""
     once, thrice = MasterBench(), MasterBench(copies=3)
     fates(once)
     fates(thrice)
@@ -1025,7 +1026,7 @@ def test_messages_may_come_twice(fates: Any) -> None:
 
 @pytest.mark.parametrize("fates", [collectives_of_all_fates, topology_of_all_fates, syncs_of_all_fates])
 def test_connections_may_break_anywhere(fates: Any) -> None:
-    """Every peer comes back on a new connection before each of its messages: nothing else may change."""
+    """Every peer comes back on a new connection before each of its messages. Nothing else may change."""
 
     class Flaky(MasterBench):
         is_back = True

@@ -1,4 +1,4 @@
-"""The list of masters that the peers of a run were given."""
+"""The lists of masters that the peers of a run have."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .takeover import TakeOver, hello_of
     ],
 )
 def test_a_newcomer_needs_the_list_of_the_others(masters: tuple[str, ...], index: int, is_refused: bool) -> None:
-    """S3: one master may have several addresses, so addresses that differ tell nothing. Split, seed 9445953."""
+    """S3: one master may have several addresses, so different addresses prove nothing. Split, seed 9445953."""
     common = CommonList()
     common.note(replace(hello_of("x"), masters=("a", "b", "c"), master_index=1), 0)
     assert bool(common.difference(replace(hello_of("y"), masters=masters, master_index=index))) == is_refused
 
 
 def test_the_list_of_peers_that_have_gone_is_forgotten() -> None:
-    """Duel, seed 9986257, L2: a peer with a wrong list began the run and left; all others were refused without end."""
+    """Duel, seed 9986257, L2: a peer with a wrong list began the run and left; all others were refused for ever."""
     bench = MasterBench()
     bench.hello("x")
     bench.leave("x")
@@ -45,7 +45,7 @@ def test_the_list_of_peers_that_have_gone_is_forgotten() -> None:
 
 
 def test_the_list_of_members_counts_before_that_of_newcomers() -> None:
-    """L2: x comes first to a master that recovers, and has a wrong list. y was refused for good, by a false reason."""
+    """L2: x has a wrong list and comes first to a master that recovers. y was refused for good, for a false reason."""
     bench = TakeOver()
     bench.hello("x", masters=("m:1", "n:2"))
     bench.hello("y")
@@ -62,7 +62,7 @@ def test_the_list_of_members_counts_before_that_of_newcomers() -> None:
 
 
 def test_of_newcomers_alone_the_first_one_names_the_list() -> None:
-    """S3: x has not asked its other master yet, so it must not take part in the run that y would begin."""
+    """S3: x has not asked its other master yet, so it must not take part in a run that y would begin."""
     bench = TakeOver()
     bench.hello("x", masters=("m:1", "n:2"))
     bench.hello("y")

@@ -1,4 +1,4 @@
-"""What samples show of paths and hosts."""
+"""What samples show about paths and hosts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_little_shows_nothing() -> None:
 
 
 def test_a_few_round_trips_show_a_lower_bound() -> None:
-    """The window of TCP has not opened by then."""
+    """TCP's window has not opened by then."""
     matrix: Matrix[str] = Matrix()
     matrix.observe_round_trip("a", "b", 100 * limits.MS)
     matrix.observe("a", "b", MB, 399 * limits.MS, 0)
@@ -90,7 +90,7 @@ def test_a_few_round_trips_show_a_lower_bound() -> None:
 
 
 def test_paths_that_were_never_used_are_like_the_others() -> None:
-    """The median of those that have been the limit. Those that have not are unlimited."""
+    """They count as the median of the paths that have been the limit. Paths that have not count as unlimited."""
     matrix: Matrix[str] = Matrix()
     for other, mega_bytes in (("b", 10), ("c", 30), ("d", 90)):
         matrix.observe("a", other, mega_bytes * MB, SECOND, 0)
@@ -107,7 +107,7 @@ def test_paths_that_were_never_used_are_like_the_others() -> None:
 
 
 def test_what_is_not_renewed_counts_more_and_more() -> None:
-    """So a slow path is tried again some time."""
+    """So a slow path is tried again at some time."""
     matrix: Matrix[str] = Matrix()
     matrix.observe("a", "b", MB, SECOND, 0)
     hours = [rate(matrix, "a", "b", hour * limits.RATE_DOUBLING_NS) for hour in (0, 1, 2, 3)]
@@ -138,7 +138,7 @@ def test_round_trips_are_averaged() -> None:
 
 
 def samples(one: str, mega_bytes_per_second: dict[str, int], *, is_limited: bool = True) -> list[Sample[str]]:
-    """All at the same time."""
+    """All samples have the same time."""
     return [Sample(one, other, each * MB, SECOND, is_limited) for other, each in mega_bytes_per_second.items()]
 
 
@@ -219,7 +219,7 @@ def test_where_paths_are_new_they_are_what_they_show() -> None:
 
 
 def test_a_wavering_network_keeps_its_plan() -> None:
-    """Each path by a fifth up and down, uneven by nature."""
+    """Each path varies by a fifth, and their rates differ anyway."""
     rng, matrix, tensor = random.Random(5), Matrix[str](), Tensor(256 * MB)
     true_rates = {(one, other): rng.choice([10, 30, 100]) * MB for one in "abcdefgh" for other in "abcdefgh"}
     route: Route | None = None

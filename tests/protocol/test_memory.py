@@ -1,4 +1,4 @@
-"""What a peer remembers for a master that takes the run over: enough, and no more than a message holds."""
+"""What a peer remembers for a master that takes the run over: enough, and no more than fits in a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from zpccl.types import Algorithm
 from .harness import digest, entry, member_list, pid, pids, spec, sync_spec
 
 LONG = 2**63 - 1
-"""No number takes more bytes."""
+"""The number with the longest encoding."""
 HELLO = Hello(pid("a"), pid("t"), True, 0, "a", (), 1)
 
 
@@ -52,7 +52,7 @@ def refusal(call_id: int, attempt_id: int, ids: tuple[bytes, ...], reason: str =
 
 @pytest.mark.parametrize("group_size", [2, 16, 64, 100, 128, 256, 512, 1024, 2048])
 def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
-    """L3: libzmq drops the connection of who says more, each time: the run could not go on."""
+    """L3: libzmq drops the connection of a peer that sends more, each time, and the run could not go on."""
     ids = member_ids(group_size)
     calls_max, open_max = limits.calls_in_flight_max(group_size), limits.calls_open_max(group_size)
     listed = tuple(
@@ -65,7 +65,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
     values = ("v" * limits.MISMATCH_VALUE_BYTES_MAX,) * limits.MISMATCH_VALUES_MAX
     field, reason = "quantized_datatype", "\U0001f600" * limits.TEXT_CHARS_MAX
     everybody = member_ids(limits.PEERS_MAX)
-    for number in range(2 * limits.PARTIAL_REFUSALS_KEPT_MAX):  # Of rounds, in which all groups have part.
+    for number in range(2 * limits.PARTIAL_REFUSALS_KEPT_MAX):  # Refusals of rounds, in which all groups take part.
         memory.on_decision(refusal(LONG, LONG - 9999 + number, everybody, reason), None, ())
     for number in range(open_max):
         answer = refusal(LONG, LONG - number, ids, reason)
@@ -93,7 +93,7 @@ def test_the_largest_report_fits_into_a_message(group_size: int) -> None:
 
 
 def test_what_a_report_tells_of_a_running_sync() -> None:
-    """The contents of keys that allow inequality as they will be, unless there are too many of these."""
+    """It has the final contents of keys that allow inequality, unless there are too many of these."""
     own = (entry("w", "old"), entry("x", "own", free=True), entry("y", "own", free=True))
     how = Fetching(pids("ab"), 2, pids("a"), tuple(FetchEntry(key, digest("new")) for key in "wx"), pids("a"))
 
@@ -111,7 +111,7 @@ def test_what_a_report_tells_of_a_running_sync() -> None:
 
 
 def widest_plan(ids: tuple[bytes, ...]) -> Reducing:
-    """The longest plan of so many peers: with as many lanes, and as many trees among them, as there may be."""
+    """The longest plan of this many peers, with the maximum of lanes, and of trees in the lanes."""
     size = len(ids)
     if size > limits.DIRECT_PEERS_MAX:
         return Reducing(ids, limits.FRAME_BYTES_MAX, Algorithm.RING)
@@ -122,7 +122,7 @@ def widest_plan(ids: tuple[bytes, ...]) -> Reducing:
 
 
 def test_a_report_fits_after_the_group_has_shrunk() -> None:
-    """Attempts of before name all who took part in them; ends of attempts, only those who are there."""
+    """Earlier attempts name all their participants; ends of attempts name only the present members."""
     memory, before, after = Memory(), member_ids(limits.PEERS_MAX), member_ids(2)
     memory.on_members([Member(peer_id, 0, "n" * 128) for peer_id in before], 0, is_committed=True)
     first = limits.calls_open_max(len(before))
@@ -141,7 +141,7 @@ def test_a_report_fits_after_the_group_has_shrunk() -> None:
 
 
 def test_the_ends_of_as_many_calls_as_another_may_have_in_flight_are_kept() -> None:
-    """S1: with 256 members and 600 calls in flight, the ends of 88 of them were forgotten."""
+    """S1: with 256 members and 600 calls in flight, the ends of 88 calls were forgotten."""
     memory, ids = Memory(), member_ids(256)
     memory.on_members([Member(peer_id, 0, "n") for peer_id in ids], 0, is_committed=True)
     in_flight = limits.calls_open_max(256)

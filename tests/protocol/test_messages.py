@@ -1,4 +1,4 @@
-"""Messages survive the wire; anything else is Malformed or OtherVersion, never another exception."""
+"""Messages survive the wire. Any other bytes raise Malformed or OtherVersion, and no other exception."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = m.MAGIC + bytes([limits.PROTOCOL_VERSION])
 
 
 def decode_both(data: bytes) -> list[Any]:
-    """What each side makes of the bytes: a message, or the exception that is allowed."""
+    """What each side makes of the bytes: a message, or one of the allowed exceptions."""
     outcomes: list[Any] = []
     for decode in (m.decode_peer_message, m.decode_master_message):
         try:
@@ -171,7 +171,7 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 
 def test_the_bytes_of_a_message() -> None:
-    """Golden: who changes the encoding must change PROTOCOL_VERSION."""
+    """Golden: a change of the encoding needs a new PROTOCOL_VERSION."""
     assert m.encode(m.Leave()) == b"zp\x17\x91\xa5leave"
     assert m.encode(m.Withdraw(5)) == b"zp\x17\x93\xa8withdraw\x05\xc2"
     assert (
@@ -246,7 +246,7 @@ def test_deep_nesting() -> None:
 
 
 def test_oversized() -> None:
-    """B1: what exceeds the bound is not even looked at."""
+    """B1: nothing above the bound is decoded."""
     data = PREFIX + bytes(limits.MESSAGE_BYTES_MAX + 1 - len(PREFIX))
     for outcome in decode_both(data):
         assert isinstance(outcome, m.Malformed)
@@ -266,7 +266,7 @@ def test_oversized() -> None:
     ],
 )
 def test_lying_lengths(body: bytes) -> None:
-    """B1: a length that lies makes nobody allocate."""
+    """B1: a false length makes nobody allocate memory."""
     tracemalloc.start()
     try:
         for outcome in decode_both(PREFIX + body):
@@ -277,7 +277,7 @@ def test_lying_lengths(body: bytes) -> None:
 
 
 def test_the_text_of_an_error_is_short() -> None:
-    """B1: what a stranger sends does not fill the log."""
+    """B1: bytes that a stranger sends do not fill the log."""
     data = PREFIX + msgspec.msgpack.encode(["x" * 1_000_000])
     for outcome in decode_both(data):
         assert isinstance(outcome, m.Malformed)
@@ -387,7 +387,7 @@ def test_bounds_of_master_messages(message: Any) -> None:
     ],
 )
 def test_lanes_fit_their_plan(algorithm: int, count: int, lanes: tuple[m.Lane, ...]) -> None:
-    """Nobody can make such a plan, nor have it read."""
+    """Such a plan cannot be made, and cannot be decoded."""
     how = tuple(number.to_bytes(16, "big") for number in range(count)), 1, algorithm, lanes
     with pytest.raises(ValueError, match="lane"):
         m.Reducing(*how)
@@ -409,7 +409,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
 
 @pytest.mark.parametrize("field", ["term", "promised", "epoch", "round"])
 def test_a_report_leaves_room_for_the_next_number(field: str) -> None:
-    """A master that takes the run over goes on from there, and says so in messages."""
+    """A master that takes the run over continues with that number, and sends it in messages."""
     maximum = {"epoch": limits.EPOCH_MAX, "round": limits.ROUND_MAX}.get(field, limits.TERM_MAX)
 
     def report(number: int) -> m.RunReport:

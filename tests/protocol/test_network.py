@@ -1,4 +1,4 @@
-"""The model of the time of an all-reduce over known paths."""
+"""The model of an all-reduce's time over known paths."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_circle_is_no_tree() -> None:
 
 
 def test_latencies() -> None:
-    """Half a round trip a hop, and its work."""
+    """Half a round trip for each hop, and the hop's work."""
     network, speeds = even(4, None, round_trip_ns=20 * limits.MS), Speeds(limits.MS)
     times_ms = {
         route.algorithm: (time_ns(network, 0, route, speeds) or 0) / limits.MS
@@ -67,7 +67,7 @@ def test_the_work_of_a_hop_has_defaults() -> None:
 
 
 def test_what_slow_paths_cost() -> None:
-    """One path of 10 MB/s among such of 100: 400 MB among four."""
+    """One path of 10 MB/s among paths of 100 MB/s: 400 MB among four peers."""
     rates: list[list[int | None]] = [[100 * MB] * 4 for _ in range(4)]
     rates[0][1] = rates[1][0] = 10 * MB
     network = made_of(rates, hosts=[None] * 4)
@@ -109,7 +109,7 @@ def test_a_missing_path_rules_out_what_needs_it() -> None:
 
 
 def test_frames_fill_the_way_of_a_deep_tree() -> None:
-    """At each hop beyond those at the root, as many as a link has connections; or the whole part, if it is less."""
+    """At each hop beyond the root's, as many frames as a link has connections; or the whole part, if that is less."""
     rate, chain = 8 * MB, Route(TREES, (0, 1, 2), (Tree(1, (0, 0, 1)),))
     filling_ns = limits.LINK_CONNECTIONS_DEFAULT * limits.SLOW_FRAME_BYTES * limits.SECOND // rate
     model = Model(even(3, rate), Tensor(100 * MB), ENDLESS)
@@ -122,7 +122,7 @@ def test_frames_fill_the_way_of_a_deep_tree() -> None:
 
 
 def test_roundings() -> None:
-    """A ring rounds at each hop of the sum, the others once for each level, and the result."""
+    """A ring rounds the sum at each hop. The other algorithms round once for each level. All round the result."""
     model = Model(Network.unknown(5), Tensor(MB, is_quantised=True), Speeds())
     order = (0, 1, 2, 3, 4)
     assert model.roundings(Route(RING, order)) == 5
@@ -167,7 +167,7 @@ def test_large_ones_show_the_rate_of_their_algorithm(algorithm: Algorithm) -> No
 
 
 def test_a_slow_network_says_nothing_about_work() -> None:
-    """It explains the time, so the algorithm can do at least as much."""
+    """The network explains the time, so the algorithm can do at least as much work."""
     network, route, tensor = even(4, 3 * MB), Route(RING, ORDER), Tensor(8 * MB)
     assert Speeds().learn(route, network, tensor, 4 * limits.SECOND) == Speeds()
     known = Speeds(ring_bytes_per_second=MB)
@@ -190,7 +190,7 @@ def test_a_route_that_the_network_does_not_allow_shows_nothing() -> None:
 def test_whatever_is_reported_rates_stay_rates(
     algorithm: Algorithm, wire_bytes: int, duration_ns: int, hop_ns: int | None, rate: int | None
 ) -> None:
-    """Peers may say anything."""
+    """Peers may report anything."""
     route = Route(algorithm, ORDER, (star(4, 1),))
     for network in (UNKNOWN, even(4, rate, round_trip_ns=1000, host=rate)):
         learnt = Speeds(hop_ns, rate, rate, rate).learn(route, network, Tensor(wire_bytes), duration_ns)

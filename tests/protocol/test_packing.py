@@ -1,4 +1,4 @@
-"""The division of work among ways of doing it."""
+"""The division of work among several ways to do it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_division(shares: list[float]) -> bool:
     ],
 )
 def test_divisions_that_are_known(ways: Ways, shares: list[float]) -> None:
-    """The last: both take as long, and the first keeps more busy."""
+    """In the last case both ways take the same time, and the first one uses more resources."""
     assert divide(ways, 0, [1.0] * len(ways)) == pytest.approx(shares, abs=GAP)
 
 
@@ -53,7 +53,7 @@ def random_ways(seed: int, count: int, resources: int) -> Ways:
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 24), st.integers(2, 40))
 def test_no_other_division_is_quicker(seed: int, count: int, resources: int) -> None:
-    """Not that of one way alone, not the equal one, and no small change of the one found."""
+    """Neither one way alone, nor equal shares, nor any small change of the result."""
     ways = random_ways(seed, count, resources)
     shares = divide(ways, 0, [1.0] * len(ways))
     assert is_division(shares)

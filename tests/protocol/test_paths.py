@@ -1,4 +1,4 @@
-"""Which rings the links allow, and what is held against links."""
+"""Which rings the links allow, and which failures count against links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = 1_000
 
 
 class Net:
-    """Peers by one-letter names, all linked but for `down`."""
+    """Peers with one-letter names, all linked except for `down`."""
 
     def __init__(self, names: str, *down: str) -> None:
         self.registry = Registry()
@@ -81,7 +81,7 @@ def test_can_join(
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("links", ["", "a", "ac", "abcd"])
 def test_what_a_joiner_lacks(monkeypatch: pytest.MonkeyPatch, links: str, is_large: bool) -> None:
-    """S6: a master of a thousand peers looks for no ring for those that have just come, at each report of a link."""
+    """S6: a master of a thousand peers does not search rings for new joiners at each report of a link."""
     if is_large:
         monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 2)
     net = Net("abcdj", *(f"j{name}" for name in "abcd" if name not in links))
@@ -133,7 +133,7 @@ def test_sources_are_linked_and_the_blameless_come_first() -> None:
     ],
 )
 def test_surplus(down: list[str], surplus: list[tuple[str, str]]) -> None:
-    """L2: whom links connect stays, ring or not."""
+    """L2: a peer that links connect to the others stays, with or without a ring."""
     net = Net("abcde", *down)
     found = net.paths.surplus(net.of("abcde"), NOW)
     assert [(one.name, "".join(other.name for other in others)) for one, others in found] == surplus
@@ -152,7 +152,7 @@ def test_surplus(down: list[str], surplus: list[tuple[str, str]]) -> None:
 def test_surplus_of_a_large_group(
     monkeypatch: pytest.MonkeyPatch, down: list[str], surplus: list[tuple[str, str]]
 ) -> None:
-    """L2: it has no trees, and whom no ring takes in goes."""
+    """L2: a large group has no trees, so a peer that fits in no ring is removed."""
     monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 2)
     net = Net("abcde", *down)
     found = net.paths.surplus(net.of("abcde"), NOW)
@@ -168,7 +168,7 @@ def test_a_link_that_goes_on_failing_makes_surplus() -> None:
 
 
 def test_attempts_that_fail_side_by_side_count_once() -> None:
-    """L2: the network of all was away, and broke all that was under way; the links are open again."""
+    """L2: the network of all was away and broke everything that was under way; the links are open again."""
     net = Net("ab")
     for later_ns in range(5):
         net.blame("ab", limits.LINK_FAILING_MAX_NS // 2, now_ns=NOW + later_ns)
@@ -211,7 +211,7 @@ def test_only_the_links_of_the_ring_are_trusted() -> None:
 
 
 def test_many_suspects_are_no_reason_to_give_up() -> None:
-    """More than are tried one by one."""
+    """There are more than the search tries one by one."""
     net = Net("abcdef")
     for one in "abcdef":
         for other in "abcdef":

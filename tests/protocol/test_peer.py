@@ -95,7 +95,7 @@ ENTRIES = (entry("w", "1"),)
 
 
 def begin(call_id: int, *specs: Any, oldest: int | None = None) -> Send:
-    """The votes for collectives with call ids from `call_id` on."""
+    """The message with the votes for collectives with call ids from `call_id` on."""
     calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
     return Send(Votes(call_id if oldest is None else oldest, calls))
 
@@ -155,7 +155,7 @@ def test_tries_run_out() -> None:
 
 
 def test_a_connection_that_breaks_is_a_failed_try() -> None:
-    """L1: something that takes connections and drops them is not tried for ever."""
+    """L1: an address at which connections come up and break is not tried for ever."""
     peer = PeerBench().connecting()
     assert peer.down() == []
     assert peer.machine.deadline_ns() is None
@@ -166,7 +166,7 @@ def test_a_connection_that_breaks_is_a_failed_try() -> None:
 
 
 def test_a_connection_that_never_stood_fails_once() -> None:
-    """A handshake that fails is told as both; the tries are those that the user asked for."""
+    """The socket reports a failed handshake in both ways. The peer makes as many tries as the user asked for."""
     peer = PeerBench()
     peer.handle(events.ConnectCalled(CONNECT, 2))
     assert peer.handle(events.ConnectionFailed("no handshake")) == []
@@ -193,7 +193,7 @@ def test_something_listens_that_is_no_master() -> None:
 
 
 def test_a_master_that_looks_for_members_first_is_waited_for() -> None:
-    """L3: it knows for up to 30 s whether it will lead. Whoever has a master does not wait for one without end."""
+    """L3: a master may need up to 30 s to know whether it will lead. A peer with a master waits for a bounded time."""
     peer = PeerBench().connecting()
     assert peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members")) == []
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
@@ -203,7 +203,7 @@ def test_a_master_that_looks_for_members_first_is_waited_for() -> None:
 
 
 def test_a_newcomer_hears_what_the_master_said_that_never_led() -> None:
-    """It was told that something listens that is no master."""
+    """Its error must not say that something other than a master listens there."""
     peer = PeerBench().connecting()
     peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members"))
     error = peer.error(peer.tick(limits.MASTER_TIMEOUT_NS))
@@ -220,7 +220,7 @@ def test_what_a_former_master_said_is_not_the_reason() -> None:
 
 
 def test_a_connection_that_breaks_before_the_answer() -> None:
-    """Hello is said again; the peer does not claim to be known."""
+    """The peer says Hello again, and does not claim to be known."""
     peer = PeerBench().connecting()
     assert peer.reconnect() == [Send(replace(HELLO, connection=2))]
     peer.hear(Welcome(RUN_ID, 0))
@@ -306,7 +306,7 @@ def test_neighbours_come_and_go() -> None:
 
 
 def test_neighbours_come_and_go_one_by_one() -> None:
-    """What is said twice counts once; the whole list, after a broken connection, counts as ever."""
+    """A repeated message counts once. The whole list, after a broken connection, counts as usual."""
     peer = PeerBench().member("ab")
     c, d = neighbour("c", dial=False), neighbour("d", dial=False)
     assert peer.hear(NeighboursChanged(joined=(c, d))) == [OpenLink(c), OpenLink(d)]
@@ -380,7 +380,7 @@ def test_a_neighbour_that_goes_is_tried_no_more() -> None:
 
 
 def test_a_collective() -> None:
-    """Golden. EndReduce comes before Resolve: the buffer is the caller's when the call returns."""
+    """Golden. EndReduce comes before Resolve: when the call returns, the buffer belongs to the caller."""
     peer = PeerBench().member()
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
@@ -430,8 +430,8 @@ def test_an_abort_gives_the_buffer_back_before_the_call_ends(phase: str) -> None
     assert isinstance(second, Reject)
     assert type(second.error) is PeerLost
     assert (second.call_id, second.error.peers, second.error.message) == (10, ("b",), "lost b")
-    assert peer.handle(done()) == []  # What the data plane says of it later is of no interest.
-    assert peer.plan(10) == [EndReduce(FIRST_ATTEMPT, False)]  # Nor is a plan that comes after the decision.
+    assert peer.handle(done()) == []  # Later news of the data plane has no effect.
+    assert peer.plan(10) == [EndReduce(FIRST_ATTEMPT, False)]  # Nor has a plan after the decision.
 
 
 def test_results_that_differ() -> None:
@@ -453,7 +453,7 @@ def test_answers_without_an_attempt() -> None:
 
 
 def test_an_answer_to_a_running_call_gives_the_buffer_back() -> None:
-    """S4: whatever the master does, no call ends while its attempt goes on."""
+    """S4: whatever the master does, no call ends while its attempt runs."""
     peer = PeerBench().member()
     peer.reduce(10)
     peer.plan(10)
@@ -490,7 +490,7 @@ def test_a_plan_for_nobody_makes_its_frames_stale() -> None:
 
 
 def test_plans_come_in_any_order() -> None:
-    """One that was lost with a connection comes again after a later one."""
+    """A plan that was lost with a connection comes again after a later one."""
     peer = PeerBench().member()
     peer.reduce(10, spec(1), spec(2))
     peer.plan(11, FIRST_ATTEMPT + 1)
@@ -532,7 +532,7 @@ def test_a_failed_update_can_be_tried_again() -> None:
 
 
 def test_fetching_ahead() -> None:
-    """It says that it is not ready, and from whom it may fetch; then that it is, once."""
+    """It reports that it is not ready, and from which peers it may fetch; later it reports once that it is ready."""
     peer = PeerBench(is_ready=False).pending()
     hello = replace(HELLO_AGAIN, is_ready=False)
     assert peer.hear(Neighbours((neighbour("b"), neighbour("c"))))[-1] == FetchAhead(pids("bc"))
@@ -547,7 +547,7 @@ def test_fetching_ahead() -> None:
 
 
 def test_ready_while_a_master_takes_over() -> None:
-    """L2, headless, seed 953: what is said before its welcome a new master does not hear."""
+    """L2, headless, seed 953: a new master does not hear messages that come before its welcome."""
     peer = PeerBench(is_ready=False).pending()
     (report,) = peer.hear(Refused(Refusal.REPORT, ""))
     assert not report.message.hello.is_ready
@@ -556,7 +556,7 @@ def test_ready_while_a_master_takes_over() -> None:
 
 
 def test_ready_while_a_master_waits_for_an_earlier_run() -> None:
-    """L2, headless, seed 2009988: a restarted master held it, and then began another run of the same term."""
+    """L2, headless, seed 2009988: a restarted master held the peer, and then began another run of the same term."""
     peer = PeerBench(is_ready=False).pending()
     peer.reconnect()
     peer.handle(events.ReadyCalled())
@@ -569,7 +569,7 @@ def test_fetching_ahead_where_there_is_nobody() -> None:
 
 
 def test_ready_between_hello_and_welcome() -> None:
-    """L1: its Hello has said that it is not."""
+    """L1: its Hello has said that it is not ready."""
     peer = PeerBench(is_ready=False).connecting()
     assert peer.handle(events.ReadyCalled()) == []
     assert peer.hear(Welcome(RUN_ID, 1)) == [Send(Ready())]
@@ -583,7 +583,7 @@ def test_ready_before_it_is_registered() -> None:
 
 
 def test_admitted_while_it_fetches_ahead() -> None:
-    """As the first of a run: it is a member, and stays one for the next master."""
+    """As the first peer of a run: it is a member, and stays one for the next master."""
     peer = PeerBench(is_ready=False).pending()
     peer.hear(member_list(2, "a"))
     assert peer.handle(events.ReadyCalled()) == []
@@ -591,7 +591,7 @@ def test_admitted_while_it_fetches_ahead() -> None:
 
 
 def test_a_sync() -> None:
-    """Golden. EndSync comes before Resolve: what was fetched is in its place when the call returns."""
+    """Golden. EndSync comes before Resolve: when the call returns, the fetched bytes are in place."""
     peer = PeerBench().member()
     assert peer.sync(10, revision=3) == [Send(offer(10, 3, *ENTRIES, oldest=10))]
     plan = sync_plan(10, 4, "b", ("w", "2"))
@@ -616,7 +616,7 @@ def test_a_sync_that_fails(reported: bool) -> None:
 
 
 def test_a_fetch_that_dropped_sources() -> None:
-    """They are named, with texts that fit into a message."""
+    """The result names the sources, with texts that fit into a message."""
     peer = PeerBench().member("abc")
     peer.sync(10, revision=3)
     peer.hear(sync_plan(10, 4, "bc", ("w", "2")))
@@ -627,7 +627,7 @@ def test_a_fetch_that_dropped_sources() -> None:
 
 @pytest.mark.parametrize("fetches, has_all", [(False, False), (True, True), (True, False)])
 def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> None:
-    """It says so once, whatever it said before, and its user is told: nobody was lost."""
+    """It reports so once, whatever it reported before. The user gets InvalidUsage, as no peer was lost."""
     peer = PeerBench().member()
     peer.sync(10, revision=4)
     peer.hear(sync_plan(10, 4, "b" if fetches else "ab", *[("w", "2")] * fetches))
@@ -643,7 +643,7 @@ def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> Non
 
 
 def test_a_master_that_takes_over_waits_for_who_has_lost_what_it_held() -> None:
-    """S5: it must not commit before the peer has said again that its state has changed."""
+    """S5: it must not commit before the peer has reported again that its state has changed."""
     peer = PeerBench().member()
     peer.sync(10, revision=4)
     peer.hear(sync_plan(10, 4, "ab"))
@@ -722,7 +722,7 @@ def test_calls_of_who_was_removed_say_why(call: str) -> None:
 
 
 def answer_of(first: str, second: str) -> type[PCCLError] | None:
-    """What the second call gets while the first one waits: API.md, last row."""
+    """The error of the second call while the first one waits, by the last row of API.md."""
     if first == "reduce":
         return None if second in ("reduce", "pending") else PendingAsyncOps
     if first == "pending" and second == "reduce":
@@ -773,7 +773,7 @@ def test_the_same_tag_twice() -> None:
 
 @pytest.mark.parametrize("members", ["a", "ax"])
 def test_alone(members: str) -> None:
-    """TOO_FEW_PEERS at once, without a word to the master."""
+    """TOO_FEW_PEERS at once, without a message to the master."""
     peer = PeerBench().member(members, x=1)
     for call in ("reduce", "sync"):
         error = peer.error(CALLS[call](peer))
@@ -781,7 +781,7 @@ def test_alone(members: str) -> None:
 
 
 def test_the_bound_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: the master removes who exceeds it, so this side must not, whatever the calls are."""
+    """B1: the master removes a peer that exceeds it, so the peer must refuse first, whatever the calls are."""
     monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 3)
     peer = PeerBench().member()
     assert type(peer.error(peer.reduce(1, spec(1), spec(2), spec(3), spec(4))[:1])) is InvalidUsage
@@ -796,7 +796,7 @@ def test_the_bound_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_bound_of_calls_follows_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L3, S1: calls of all members together are what another master must be told of."""
+    """L3, S1: another master must hear of the calls of all members together."""
     monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 6)
     peer = PeerBench().member("abcx", x=1)
     peer.reduce(10, spec(1))
@@ -842,7 +842,7 @@ def test_everything_is_said_again() -> None:
         begin(10, spec(1)),
         begin(11, spec(2), oldest=10),
         Send(Report(12, FIRST_ATTEMPT + 1, True, digest=7, count=2)),
-        Send(Withdraw(13)),  # First, lest the vote be the last one that others wait for.
+        Send(Withdraw(13)),  # First, as the vote may be the last one that others wait for.
         begin(13, spec(4), oldest=10),
         Send(topology_vote(10, 14, PENDING)),
     ]
@@ -898,7 +898,7 @@ def test_a_master_that_comes_back() -> None:
 
 
 def test_a_connection_that_stands_but_brings_no_answer() -> None:
-    """L1: what listens there now may be anything; only a Welcome ends the wait."""
+    """L1: something else may listen there now; only a Welcome ends the wait."""
     peer = PeerBench().member()
     peer.topology(10)
     peer.down()
@@ -910,7 +910,7 @@ def test_a_connection_that_stands_but_brings_no_answer() -> None:
 
 
 def test_a_connection_that_breaks_again_and_again() -> None:
-    """L1: the wait does not begin anew before the master has answered."""
+    """L1: the wait starts again only after the master has answered."""
     peer = PeerBench().member()
     peer.down()
     deadline_ns = peer.machine.deadline_ns()
@@ -923,7 +923,7 @@ def test_a_connection_that_breaks_again_and_again() -> None:
 
 @pytest.mark.parametrize("where", ["connecting", "member"])
 def test_a_welcome_of_a_connection_that_is_gone(where: str) -> None:
-    """L1: it may be read after the break; that must not end the wait for the master."""
+    """L1: it may be read after the break. Then it must not end the wait for the master."""
     peer = getattr(PeerBench(), where)()
     peer.down()
     deadline_ns = peer.machine.deadline_ns()
@@ -945,7 +945,7 @@ def test_a_master_that_does_not_know_us() -> None:
 
 
 def test_calls_while_the_connection_is_broken() -> None:
-    """They are made when it stands again."""
+    """The peer makes the calls when the connection is up again."""
     peer = PeerBench().member()
     peer.down()
     peer.reduce(10)
@@ -957,7 +957,7 @@ FOREIGN: list[events.PeerEvent] = [events.OtherVersionReceived(10), events.Nonse
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_a_newcomer_passes_by_what_is_no_master(foreign: events.PeerEvent) -> None:
-    """L3: and says so; it ends where there is none left to try."""
+    """L3: it logs so, and ends if there is no master left to try."""
     peer = PeerBench(masters=("m:1", "n:1")).connecting()
     assert peer.handle(foreign) == []
     assert len(peer.logged) == 1 and "m:1" in peer.logged[0].text
@@ -986,7 +986,7 @@ def test_nonsense_everywhere_is_no_master() -> None:
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_a_member_goes_on_to_the_next_master(foreign: events.PeerEvent) -> None:
-    """L3: a standby that was deployed by mistake ends no run."""
+    """L3: a standby that was deployed by mistake does not end a run."""
     peer = PeerBench(masters=("m:1", "n:1")).member("abc")
     peer.down()
     peer.handle(events.ConnectionFailed("refused"))
@@ -1007,7 +1007,7 @@ def test_a_member_waits_for_its_only_master(foreign: events.PeerEvent) -> None:
     peer = PeerBench().member()
     peer.reconnect()
     assert peer.handle(foreign) == []
-    assert [log.level for log in peer.logged].count(Level.WARNING) == 2  # One is of the lost connection.
+    assert [log.level for log in peer.logged].count(Level.WARNING) == 2  # One warning is about the lost connection.
     assert peer.reconnect()[0] == Send(replace(HELLO_AGAIN, connection=3))
     assert peer.machine.state is State.MEMBER
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
@@ -1022,7 +1022,7 @@ def test_nonsense_of_the_master_of_the_run(foreign: events.PeerEvent) -> None:
 
 
 def test_how_long_connecting_takes() -> None:
-    """The shortest time counts, for each master by itself: what takes longer was held up."""
+    """The shortest time counts, separately for each master: a longer one was delayed by something else."""
     peer = PeerBench(masters=("m:1", "n:1")).connecting()
 
     def said(handshake_ns: int) -> int:
@@ -1057,7 +1057,7 @@ def test_a_call_that_is_given_up(phase: str, timed_out: bool, kind: type[PCCLErr
 
 
 def test_a_call_that_succeeds_though_it_was_given_up() -> None:
-    """S1: all get one outcome; too late is too late."""
+    """S1: all participants get one outcome, and it is too late to give the call up."""
     peer = PeerBench().member()
     peer.reduce(10)
     peer.plan(10)
@@ -1067,7 +1067,7 @@ def test_a_call_that_succeeds_though_it_was_given_up() -> None:
 
 
 def test_other_errors_of_a_call_that_was_given_up() -> None:
-    """What really happened says more than that the user gave up."""
+    """The real cause says more than that the user gave up."""
     peer = PeerBench().member()
     peer.reduce(10, spec(1), spec(2))
     peer.handle(events.CallWithdrawn(10, timed_out=True))
@@ -1077,7 +1077,7 @@ def test_other_errors_of_a_call_that_was_given_up() -> None:
 
 
 def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
-    """The master did not know yet; its decision follows."""
+    """The master did not know yet that the call was given up. Its decision follows."""
     peer = PeerBench().member()
     peer.reduce(10)
     peer.handle(events.CallWithdrawn(10, timed_out=True))
@@ -1098,14 +1098,14 @@ def give_up(peer: PeerBench, call_id: int = 10) -> list[Any]:
 
 
 def led_again(peer: PeerBench) -> list[Any]:
-    """Connects again, and the same master welcomes the peer; what is said before that."""
+    """Connects again, and the same master welcomes the peer. Returns what the peer sent before the welcome."""
     said = peer.up()
     peer.hear(Welcome(RUN_ID, 0))
     return said[2:]
 
 
 def released(call: str = "reduce") -> PeerBench:
-    """A call that ended in an outage before anybody else had voted."""
+    """A call that ended in an outage, before any other peer had voted."""
     peer = PeerBench().member("ab")
     getattr(peer, call)(10)
     peer.down()
@@ -1115,7 +1115,7 @@ def released(call: str = "reduce") -> PeerBench:
 
 @pytest.mark.parametrize("call", ["reduce", "topology", "sync"])
 def test_without_a_master_a_call_ends_at_once(call: str) -> None:
-    """L3: the member stays, and what it owes the others of the call is said when there is a master."""
+    """L3: the member stays. It reports what the other participants need once there is a master."""
     peer = released(call)
     assert peer.machine.state is State.MEMBER
     votes = {
@@ -1137,13 +1137,13 @@ def test_before_the_welcome_no_master_leads() -> None:
 
 
 def test_a_master_has_time_for_its_word() -> None:
-    """L1: and no more than that."""
+    """L1: the peer waits for the master's decision, but only for that time."""
     peer = PeerBench().member("ab")
     peer.reduce(10)
     assert give_up(peer) == [Send(Withdraw(10))]
     assert peer.machine.deadline_ns() == peer.now_ns + limits.WITHDRAW_TIMEOUT_NS
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS - 1) == []
-    assert give_up(peer) == [Send(Withdraw(10))]  # Again, as by Ctrl-C: the time does not begin anew.
+    assert give_up(peer) == [Send(Withdraw(10))]  # A second time, as by Ctrl-C: the wait does not start anew.
     (effect,) = peer.tick(1)
     assert isinstance(effect, Reject)
     assert peer.machine.deadline_ns() is None
@@ -1159,7 +1159,7 @@ def test_an_answer_in_time_ends_the_wait() -> None:
 
 
 def test_a_running_attempt_is_released() -> None:
-    """S2, S4: the buffers go back before the user hears of it, and the others hear that this part failed."""
+    """S2, S4: the buffers go back before the user hears of it. The others hear that this peer's part failed."""
     peer = PeerBench().member("ab")
     peer.reduce(10)
     peer.plan(10)
@@ -1175,7 +1175,7 @@ def test_a_running_attempt_is_released() -> None:
 
 
 def test_what_has_been_reported_is_not_taken_back() -> None:
-    """S1: the others may have committed it. The master has time for its word even where nobody leads yet."""
+    """S1: the others may have committed it. The peer waits for the master's decision, even if no master leads yet."""
     peer = PeerBench().member("ab")
     peer.reduce(10)
     peer.plan(10)
@@ -1195,7 +1195,7 @@ def reported_and_released() -> PeerBench:
     peer.plan(10)
     peer.handle(done(has_told=True))
     give_up(peer)
-    assert peer.tick(limits.WITHDRAW_TIMEOUT_NS) == []  # Led, it is bound to the master's word.
+    assert peer.tick(limits.WITHDRAW_TIMEOUT_NS) == []  # Once led, the peer needs the master's decision.
     peer.down()
     peer.tick(limits.WITHDRAW_TIMEOUT_NS)
     assert not peer.open
@@ -1204,7 +1204,7 @@ def reported_and_released() -> PeerBench:
 
 
 def test_a_commit_after_the_release_leaves_the_peer_behind() -> None:
-    """S1: all others have a result that this one has given up."""
+    """S1: all others have a result that this peer has given up."""
     peer = reported_and_released()
     effects = peer.hear(committed(10))
     assert effects[0] == Send(Leave())
@@ -1220,7 +1220,7 @@ def test_an_abort_after_the_release_is_no_news() -> None:
 
 @pytest.mark.parametrize("call", ["reduce", "sync"])
 def test_a_plan_after_the_release_is_not_begun(call: str) -> None:
-    """S2: the buffers are the user's."""
+    """S2: the buffers belong to the user."""
     peer = released(call)
     led_again(peer)
     if call == "reduce":
@@ -1234,14 +1234,14 @@ def test_a_plan_after_the_release_is_not_begun(call: str) -> None:
 
 
 def test_an_abort_whose_plan_got_lost_after_the_release() -> None:
-    """S4: connections of others may wait for the attempt."""
+    """S4: other peers' connections may wait for the attempt."""
     peer = released()
     led_again(peer)
     assert peer.hear(aborted(10)) == [EndReduce(FIRST_ATTEMPT, False)]
 
 
 def test_a_holder_is_released_from_a_sync() -> None:
-    """It has nothing to fetch, so it has said nothing."""
+    """A holder has nothing to fetch, so it has sent nothing."""
     peer = PeerBench().member("ab")
     peer.sync(10, revision=4)
     peer.hear(sync_plan(10, 4, "a"))
@@ -1253,7 +1253,7 @@ def test_a_holder_is_released_from_a_sync() -> None:
 
 
 def test_the_same_tag_again_after_the_release() -> None:
-    """L2: the master must not take the new call for the old one, so it hears of it when that is settled."""
+    """L2: the master must not take the new call for the old one, so it hears of it when the old one is settled."""
     peer = released()
     assert peer.reduce(11, spec(0), spec(1)) == [begin(12, spec(1), oldest=10)]
     assert type(peer.error(peer.reduce(13, spec(0)))) is InvalidUsage
@@ -1300,7 +1300,7 @@ def test_calls_that_may_not_run_beside_a_released_one(first: str, second: str, w
 
 
 def test_released_calls_count() -> None:
-    """B1: the master keeps them, too."""
+    """B1: the master keeps them too."""
     peer = PeerBench().member("ab")
     count = limits.CALLS_IN_FLIGHT_MAX
     peer.reduce(10, *[spec(tag) for tag in range(count)])
@@ -1314,7 +1314,7 @@ def test_released_calls_count() -> None:
 
 @pytest.mark.parametrize(("kind", "after_round"), [(UPDATE, 0), (TopologyKind.PENDING, 3)])
 def test_a_round_that_ends_after_the_release(kind: TopologyKind, after_round: int) -> None:
-    """L1: the others have its answer. Who makes the same call again gets it, too; another call has the next."""
+    """L1: the others have its answer. The same call, made again, gets that answer too; another call gets the next."""
     peer = released("topology")
     led_again(peer)
     assert peer.hear(Decision(10, OK, round=3)) == []
@@ -1322,7 +1322,7 @@ def test_a_round_that_ends_after_the_release(kind: TopologyKind, after_round: in
 
 
 def test_a_call_that_others_have_made_is_for_the_last_round() -> None:
-    """L1: since a call was given up, all have made another one, so they do not wait for it any more."""
+    """L1: all others have made another call since this one was given up, so they no longer wait for it."""
     peer = released("topology")
     led_again(peer)
     peer.hear(Decision(10, OK, round=3))
@@ -1332,7 +1332,7 @@ def test_a_call_that_others_have_made_is_for_the_last_round() -> None:
 
 
 def test_close_with_released_calls() -> None:
-    """Nobody waits for them: they are answered once."""
+    """Nobody waits for these calls: they are answered only once."""
     peer = released()
     peer.reduce(11)
     effects = peer.handle(events.CloseCalled())
@@ -1359,7 +1359,7 @@ def test_close_before_admission(where: str) -> None:
 
 
 def test_close_with_calls_in_flight() -> None:
-    """S2, S4: every buffer is given back before its call ends, and links close last."""
+    """S2, S4: each call ends after its buffer was given back, and links close last."""
     peer = PeerBench().member("abc")
     peer.reduce(10, spec(1), spec(2))
     peer.plan(10)
@@ -1384,7 +1384,7 @@ def test_close_without_a_connection() -> None:
 
 
 def test_closed_is_the_end() -> None:
-    """Nothing that comes later has any effect."""
+    """Later events have no effect."""
     peer = PeerBench().member()
     peer.handle(events.CloseCalled())
     for event in (
@@ -1434,7 +1434,7 @@ def test_an_unknown_result_of_a_later_master() -> None:
 
 
 def asks(effects: list[Any]) -> int:
-    """How often the master is asked for its measurements."""
+    """The number of requests for the master's measurements."""
     return effects.count(Send(MeasurementsRequest()))
 
 
@@ -1450,7 +1450,7 @@ def test_one_answer_is_for_all_who_ask() -> None:
 
 
 def test_a_request_is_repeated_on_a_new_connection() -> None:
-    """L3: also at a master that takes the run over, which drops it while it collects reports."""
+    """L3: it also repeats it at a master that takes the run over, which drops it while it collects reports."""
     bench = PeerBench().member()
     bench.handle(events.MeasurementsCalled())
     bench.down()
@@ -1469,5 +1469,5 @@ def test_nobody_asks_without_being_a_member() -> None:
 
 
 def test_an_answer_to_nobody_is_ignored() -> None:
-    """B2: of a master that sends what only hosts ask for that take no part."""
+    """B2: only hosts outside the run ask for this answer, but a master may send it to a peer."""
     assert PeerBench().member().hear(CheckAnswer("10.0.1.2", False, 0)) == []

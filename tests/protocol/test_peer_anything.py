@@ -1,4 +1,4 @@
-"""Any master, any network, any user: the peer answers every call once and never keeps or touches a buffer too long."""
+"""Any master, any network, any user: the peer answers every call once, and never keeps or touches a buffer too long."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Watch:
     def __init__(self) -> None:
         self.peer = PeerBench().member("abc")
         self.next_call = 10
-        self.running: dict[int, int] = {}  # Attempts that use buffers, with their calls.
+        self.running: dict[int, int] = {}  # Attempts that use buffers, and their calls.
         self.started: set[int] = set()
         self.attempt_id = FIRST_ATTEMPT
-        self.late: dict[int, int] = {}  # The calls of plans that come after later ones.
+        self.late: dict[int, int] = {}  # The calls of plans that come after plans of later attempts.
 
     def do(self, event: events.PeerEvent) -> list[Any]:
         effects = self.peer.handle(event)
@@ -94,9 +94,9 @@ class Watch:
         return (self.attempt_id - 1,)
 
     def message(self, action: str, call_id: int, attempt_id: int, number: int) -> Any:
-        """What the master says, None if the action is none of its."""
+        """The master's message for an action; None if the action is not the master's."""
         self.attempt_id += 3 * (action in ("plan", "sync_plan"))
-        late = self.attempt_id + 1  # Each plan leaves one id for a plan that comes late, and one for a plan ahead.
+        late = self.attempt_id + 1  # Each plan leaves one id for a late plan, and one for a plan ahead.
         return {
             "plan": lambda: plan_of(call_id, self.attempt_id, "abc"),
             "late": lambda: plan_of(self.late.setdefault(late, call_id), late, "abc"),
@@ -116,7 +116,7 @@ class Watch:
         }.get(action, lambda: None)()
 
     def event(self, action: str, call_id: int, attempt_id: int | None, number: int) -> events.PeerEvent:
-        """What the user, the data plane or the network does."""
+        """The event of the user, the data plane or the network."""
         attempt = attempt_id or self.attempt_id
         if action in ("reduce", "batch"):
             new = self.new_calls(1 + 2 * (action == "batch"))
@@ -152,7 +152,7 @@ class Watch:
 @settings(max_examples=150)
 @given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=10, max_size=40), LAST_ACTIONS)
 def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
-    """S4, L1: however it ends, every call has been answered once, after its buffer was given back."""
+    """S4, L1: however the peer ends, every call has been answered once, after its buffer was given back."""
     watch = Watch()
     for action, number in steps:
         watch.step(action, number)
@@ -169,9 +169,9 @@ def test_buffers_and_calls(steps: list[tuple[str, int]], last: str) -> None:
 @given(st.lists(st.tuples(ACTIONS, NUMBERS), min_size=5, max_size=30))
 @example([("reduce", 0), ("reduce", 0), ("late", 0), ("done", 2), ("withdraw", 0)])
 def test_a_new_connection_is_told_everything_once(steps: list[tuple[str, int]]) -> None:
-    """L3: the calls without an answer, each with its standing message, in order.
+    """L3: the calls without an answer, each with its present message, in order.
 
-    A peer that has told the others its digest is bound to it: it withdraws no more.
+    A peer that has told its digest to the others is bound to it: it does not withdraw.
     """
     watch = Watch()
     for action, number in steps:

@@ -1,4 +1,4 @@
-"""Plans that follow the network: what reports say of paths, and what becomes of it (L2, S3)."""
+"""Plans that follow the network: what reports say about paths, and how plans change with it (L2, S3)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .takeover import TakeOver
 
 NAMES = "abcd"
 COUNT = 2**23
-"""Elements: 32 MiB."""
+"""Number of elements: 32 MiB."""
 MBIT = 10**6 // 8
 FAST, MIDDLE, SLOW = 1000 * MBIT, 300 * MBIT, 50 * MBIT
 PAIRS = {"ab": FAST, "cd": FAST, "ac": MIDDLE, "bd": MIDDLE, "ad": SLOW, "bc": SLOW}
-"""Rates by path: no peer has two alike."""
+"""Rates by path: each peer has three different ones."""
 
 
 class Run(MasterBench):
@@ -49,7 +49,7 @@ class Run(MasterBench):
         self.calls = 0
 
     def plan(self, **changes: Any) -> Reducing:
-        """All vote: the plan."""
+        """All vote. Returns the plan."""
         self.calls += 1
         root = changes.pop("root", None)
         for name in self.names():
@@ -58,7 +58,7 @@ class Run(MasterBench):
         return list(self.plans.values())[-1]
 
     def end(self, **changes: Any) -> None:
-        """All succeed, and say what their paths have carried."""
+        """All succeed, and report what their paths have carried."""
         attempt_id, how = list(self.plans.items())[-1]
         for name in self.names():
             beside = sorted(neighbours_of(how, pid(name)))
@@ -67,11 +67,11 @@ class Run(MasterBench):
         self.tick(limits.ROUTE_KEPT_NS)
 
     def sample(self, one: str, other: str) -> PathSample:
-        """One second at the rate of the path, which was the limit."""
+        """A sample of one second at the rate of the path, which was the limit."""
         return PathSample(pid(other), self.rates["".join(sorted(one + other))], 1_000_000, 20_000, is_limited=True)
 
     def settle(self, count: int = 6) -> Reducing:
-        """Some all-reduces, and the plan of the next."""
+        """Runs some all-reduces. Returns the plan of the next one."""
         for _ in range(count):
             self.plan()
             self.end()
@@ -79,7 +79,7 @@ class Run(MasterBench):
 
 
 def shares_of(how: Reducing) -> dict[frozenset[str], float]:
-    """The part of the tensor that each path carries in each direction, by the names of its ends."""
+    """The part of the tensor that each path carries in each direction, by the names of its two ends."""
     total, found = sum(lane.share for lane in how.lanes), dict.fromkeys(map(frozenset, PAIRS), 0.0)
     names = {pid(name): name for name in NAMES}
     for lane in how.lanes:
@@ -95,7 +95,7 @@ def test_what_is_known_of_nothing_changes_nothing() -> None:
 
 
 def test_paths_are_used_by_their_rates() -> None:
-    """Between the fast pairs 700 Mbit/s can cross; no ring gets more than 300 of them."""
+    """700 Mbit/s can cross between the fast pairs; a ring gets at most 300 of them."""
     how = Run(PAIRS).settle()
     assert how.algorithm == Algorithm.TREES and how.order == pids(NAMES)
     shares = shares_of(how)
@@ -104,13 +104,13 @@ def test_paths_are_used_by_their_rates() -> None:
 
 
 def test_frames_suit_the_slowest_path_in_use() -> None:
-    """A frame goes on when it is there as a whole, and many are on their way at the same time."""
+    """A peer passes a frame on once it has the whole of it, and many frames are in flight at the same time."""
     assert Run(PAIRS).settle().frame_bytes == limits.SLOW_FRAME_BYTES
     assert Run(dict.fromkeys(PAIRS, FAST)).settle().frame_bytes > limits.SLOW_FRAME_BYTES
 
 
 def test_who_has_a_slow_uplink_adds_nothing_for_others() -> None:
-    """It is a leaf of every tree: it sends and gets the tensor once."""
+    """It is a leaf of every tree, and sends and receives the tensor once."""
     how = Run({pair: SLOW if "a" in pair else FAST for pair in PAIRS}).settle()
     assert how.algorithm == Algorithm.TREES
     rank = how.order.index(pid("a"))
@@ -141,7 +141,7 @@ def test_a_path_that_falls_costs_little_within_three_calls(fallen: str, percent:
 
 
 def test_plans_stay_while_rates_waver() -> None:
-    """By a fifth."""
+    """The rates vary by a fifth."""
     rng, run, plans = random.Random(1), Run(PAIRS), []
     run.settle()
     for _ in range(40):
@@ -153,7 +153,7 @@ def test_plans_stay_while_rates_waver() -> None:
 
 
 def test_a_slow_network_is_not_taken_for_slow_work() -> None:
-    """Else the first plan that follows the network, by little knowledge, would be the last."""
+    """Otherwise the first plan that follows the network, based on little knowledge, would be the last one."""
     run = Run(PAIRS)
     for _ in range(3):
         run.plan()
@@ -162,7 +162,7 @@ def test_a_slow_network_is_not_taken_for_slow_work() -> None:
 
 
 def test_plans_are_kept_for_a_while() -> None:
-    """Planning takes the master's time."""
+    """Planning costs the master time."""
     run = Run(PAIRS)
     run.plan()
     attempt_id = list(run.plans)[-1]
@@ -174,7 +174,7 @@ def test_plans_are_kept_for_a_while() -> None:
 
 
 def test_what_is_not_measured_again_is_planned_anew_in_time() -> None:
-    """A slow path is avoided, and so shows nothing: it is tried again, later."""
+    """A slow path is avoided and so gives no samples: it is tried again later."""
     run = Run(PAIRS)
     run.settle()
     run.end()
@@ -210,11 +210,11 @@ def test_means_of_narrow_integers_are_summed_where_all_are_heard() -> None:
 
 RINGS = [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST, CollectiveKind.ALL_REDUCE]
 QUICKEST = {frozenset(pids(pair)) for pair in ("ab", "bd", "cd", "ac")}
-"""In order of admission the ring has both slow paths."""
+"""In order of admission, the ring would have both slow paths."""
 
 
 def of_kind(kind: CollectiveKind, root: str = "c") -> dict[str, Any]:
-    """Changes of the spec of each peer. An all-reduce that is asked to use a ring is one of these."""
+    """Fields of each peer's spec. One of these collectives is an all-reduce that asks for a ring."""
     return {"kind": kind, "algorithm": Algorithm.RING if kind is CollectiveKind.ALL_REDUCE else Algorithm.AUTO} | (
         {"root": root} if kind is CollectiveKind.BROADCAST else {}
     )
@@ -226,7 +226,7 @@ def edges_of(how: Reducing) -> set[frozenset[bytes]]:
 
 @pytest.mark.parametrize("kind", RINGS)
 def test_rings_use_quick_paths(kind: CollectiveKind) -> None:
-    """At once, with what other collectives have shown."""
+    """They do so at once, with the rates that other collectives have shown."""
     run = Run(PAIRS)
     run.settle()
     run.end()
@@ -239,7 +239,7 @@ def test_rings_use_quick_paths(kind: CollectiveKind) -> None:
 
 @pytest.mark.parametrize("kind", RINGS)
 def test_rings_show_the_network_themselves(kind: CollectiveKind) -> None:
-    """What a ring has not used counts like the median of the rest."""
+    """A path that no ring has used counts like the median of the others."""
     run = Run(PAIRS)
     for _ in range(4):
         run.plan(**of_kind(kind))
@@ -258,7 +258,7 @@ def test_each_root_has_a_ring_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", RINGS)
 def test_rings_stay_while_rates_waver(kind: CollectiveKind) -> None:
-    """By a fifth: one change is for paths that have not been used yet. Where they differ by more, the ring follows."""
+    """They vary by a fifth. One change is for paths unused until then. If rates differ by more, the ring follows."""
     for seed in range(4):
         rng, run, orders = random.Random(seed), Run(dict.fromkeys(PAIRS, MIDDLE)), []
         for _ in range(40):
@@ -282,7 +282,7 @@ def test_all_to_alls_use_all_paths() -> None:
 
 
 def test_a_ring_planned_ahead_is_the_one_that_would_be_planned() -> None:
-    """S3: and when another one is, what was planned ahead is void."""
+    """S3: if another ring is planned, the plans ahead are void."""
     small = of_kind(CollectiveKind.ALL_GATHER) | {"count": limits.PLAN_AHEAD_BYTES_MAX // 4, "datatype": DataType.FLOAT}
     run = Run(PAIRS)
     run.plan(**small)
@@ -301,7 +301,7 @@ def test_a_ring_planned_ahead_is_the_one_that_would_be_planned() -> None:
 
 
 def test_who_is_lost_is_forgotten() -> None:
-    """B1: and the others go on by what is known of them."""
+    """B1: the others go on with what is known about them."""
     run = Run(PAIRS)
     run.settle()
     run.end()
@@ -311,7 +311,7 @@ def test_who_is_lost_is_forgotten() -> None:
 
 
 def test_another_master_goes_on_with_the_same_lanes() -> None:
-    """L3, S3: a reports, b never got the plan."""
+    """L3, S3: a reports the attempt; b never got the plan."""
     lanes = Lane(3, 0), Lane(1, 1, (1, 1, 0))
     how = Reducing(pids("abc"), 65536, Algorithm.TREES, lanes)
     bench = TakeOver()
@@ -336,7 +336,7 @@ def test_samples_of_strangers_are_ignored() -> None:
 
 
 def optimise(run: Run) -> int:
-    """All call it. Returns whether they shall measure their paths, which all are told alike."""
+    """All call optimize_topology. Returns whether they shall measure their paths; all get the same answer."""
     run.calls += 1
     for name in run.names():
         run.vote(name, TopologyKind.OPTIMIZE, run.calls)
@@ -345,7 +345,7 @@ def optimise(run: Run) -> int:
 
 
 def test_paths_are_measured_once() -> None:
-    """By exchanges, so that the next plan of any size follows the network."""
+    """They are measured by exchanges, so that the next plan of any size follows the network."""
     run = Run(PAIRS)
     assert optimise(run) == 1
     for algorithm in (Algorithm.DIRECT, Algorithm.AUTO, Algorithm.AUTO):
@@ -366,7 +366,7 @@ def test_what_collectives_have_shown_is_not_measured_again() -> None:
 
 
 def test_what_cannot_be_measured_is_not_asked_for_again() -> None:
-    """Links within a host show nothing. Others may do."""
+    """Links within a host show nothing. Other links may."""
     run = Run(PAIRS)
     assert [optimise(run), optimise(run)] == [1, 0]
     run.tick(limits.RATE_DOUBLING_NS)
@@ -376,7 +376,7 @@ def test_what_cannot_be_measured_is_not_asked_for_again() -> None:
 
 
 def ask(run: MasterBench, name: str) -> Any:
-    """What a member is told of the network."""
+    """The master's answer to a member that asks about the network."""
     ((connection, told),) = run.say(name, MeasurementsRequest())
     assert connection == run.peer(name).connection
     return told
@@ -396,7 +396,7 @@ def test_members_are_told_what_was_measured() -> None:
 
 
 def test_the_same_is_told_for_a_while() -> None:
-    """B2: a member that asks all the time costs the others nothing but the sending of its answers."""
+    """B2: a member that asks all the time only costs the master the sending of its answers."""
     run = Run(PAIRS)
     empty = ask(run, "a")
     assert not empty.paths
@@ -417,7 +417,7 @@ def test_only_members_are_told() -> None:
 
 
 def test_what_is_told_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: whatever peers report, the answer can be encoded, and of many paths the latest are told."""
+    """B1: whatever peers report, the answer can be encoded. If there are many paths, it has the latest ones."""
     run = Run(dict.fromkeys(PAIRS, 2**63))
     run.settle()
     run.end()
@@ -433,7 +433,7 @@ def test_what_is_told_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_rates_of_hosts_are_told() -> None:
-    """All paths of a are slower at once, when it sends: together they carry what a can."""
+    """When a sends, all its paths are slower at once: together they carry what a can send."""
     run = Run(PAIRS)
     matrix, (a, *others) = run.machine.collectives.planner.matrix, run.machine.registry.order
     for rate in (FAST, MIDDLE):

@@ -1,4 +1,4 @@
-"""A new master takes a run over from the reports of the peers."""
+"""A new master takes a run over from the peers' reports."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_no_reports_no_run() -> None:
 
 
 def test_the_run_of_most_reports_is_chosen() -> None:
-    """A peer that claims a high epoch of a run of its own changes nothing."""
+    """A peer that claims a high epoch in its own run changes nothing."""
     reports = [report_of("a"), report_of("b"), report_of("x", "x", 2**60, run_id=RUN_ID)]
     assert choose_run(reports) == OLD_RUN
 
 
 def history_of(*reports: RunReport) -> History:
-    """What reports of members tell."""
+    """The history that members' reports tell."""
     history = History(OLD_RUN, reports)
     for report in reports:
         history.add(report)
@@ -140,7 +140,7 @@ reports = st.builds(
 @settings(max_examples=200)
 @given(st.lists(reports, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_reports_does_not_matter(some: list[RunReport], rng: Any) -> None:
-    """S3: epochs differ where lists do, so which list is taken does not hang on who was first."""
+    """S3: different lists have different epochs, so the choice of the list does not depend on who reported first."""
     some = list({(report.epoch, bool(report.members)): report for report in some}.values())
     some = list({report.hello.peer_id: report for report in some}.values())
     shuffled = list(some)
@@ -158,7 +158,7 @@ def test_the_order_of_reports_does_not_matter(some: list[RunReport], rng: Any) -
 
 
 def test_who_may_be_far_away_is_waited_for_longer(bench: TakeOver) -> None:
-    """L3: those who report tell how long it takes to come."""
+    """L3: the reports say how long a peer takes to connect."""
     hello = replace(hello_of("a"), handshake_ms=1000)
     bench.report("a", hello=hello)
     assert bench.tick(limits.RECOVERY_GRACE_NS) != []
@@ -178,7 +178,7 @@ def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
 
 
 def test_a_newcomer_leaves_time_to_members_of_whom_others_tell(bench: TakeOver) -> None:
-    """L3: who was pending in a run says that it has members. A master that stood still reads of them a little later."""
+    """L3: a formerly pending peer says that its run has members. A master that stood still reads theirs later."""
     bench.connections["p"] = "p1"
     bench.say("p", replace(hello_of("p"), is_member=False))
     bench.hello("n")
@@ -194,10 +194,10 @@ def test_a_newcomer_leaves_time_to_members_of_whom_others_tell(bench: TakeOver) 
 def test_a_master_that_stood_still_reads_on_first(
     bench: TakeOver, masters: tuple[str, ...], comes_before: bool
 ) -> None:
-    """L3: no newcomer begins a run while the Hello of a member waits to be read (seed 16242162).
+    """L3: no newcomer begins a run while the Hello of a member is still unread (seed 16242162).
 
-    The master is restarted and stands still while the time of newcomers passes. Then it reads what has come, but not
-    all at once, and the Hello of a newcomer comes first.
+    The master is restarted and stands still until the time of newcomers is over. Then it reads the messages that have
+    arrived, but not all at once, and a newcomer's Hello comes first.
     """
     begins = bench.machine.run_id if masters else NO_ID
     if comes_before:
@@ -214,7 +214,7 @@ def test_a_master_that_stood_still_reads_on_first(
 
 
 def test_a_master_that_did_not_stand_still_begins_a_run_at_once(bench: TakeOver) -> None:
-    """L2: newcomers need not wait where nobody has come since the end of the grace period."""
+    """L2: newcomers need not wait if nobody has come since the end of the grace period."""
     bench.tick_at_deadline()
     assert bench.machine.deadline_ns() is None
     bench.now_ns += 3600 * SECOND
@@ -223,7 +223,7 @@ def test_a_master_that_did_not_stand_still_begins_a_run_at_once(bench: TakeOver)
 
 
 def test_a_newcomer_waits_no_longer_than_the_grace_period_once_more(bench: TakeOver) -> None:
-    """L2: after the master has stood still, while no member comes."""
+    """L2: the wait starts after the master has stood still, if no member comes."""
     bench.hello("n")
     bench.tick(limits.RECOVERY_GRACE_NS + SECOND)
     assert bench.names() == ""
@@ -234,7 +234,7 @@ def test_a_newcomer_waits_no_longer_than_the_grace_period_once_more(bench: TakeO
 
 
 def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
-    """L2: though more peers that were pending keep coming."""
+    """L2: the wait ends even if further peers that were pending keep coming."""
     bench.hello("n")
     for name in "pqrs":
         bench.connections[name] = name + "1"
@@ -245,7 +245,7 @@ def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
 
 
 def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
-    """B1: a newcomer, a member without knowing it, answers with its Hello that it promises nothing."""
+    """B1: a newcomer that is a member without knowing it answers with its Hello and promises nothing."""
     bench.connections["n"] = "n1"
     hello = replace(hello_of("n"), is_member=False)
     assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.NO_QUORUM]
@@ -254,7 +254,7 @@ def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
 
 
 def adopt_without_n(bench: TakeOver, masters: tuple[str, ...] = ()) -> None:
-    """The run of a, b and n is adopted, and n connects after that."""
+    """The master adopts the run of a, b and n, and then n connects."""
     for name in "ab":
         bench.report(name, "abn", 6, hello=replace(hello_of(name), masters=masters))
     bench.recover()
@@ -262,7 +262,7 @@ def adopt_without_n(bench: TakeOver, masters: tuple[str, ...] = ()) -> None:
 
 
 def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: TakeOver) -> None:
-    """L3: the master died as it admitted n. n has nothing to report, and its host would be removed with it."""
+    """L3: the master died as it admitted n. n has nothing to report, and its host would be removed together with it."""
     adopt_without_n(bench)
     hello = replace(hello_of("n", NO_ID), is_member=False)
     assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.UNREGISTERED]
@@ -276,9 +276,9 @@ def test_a_member_that_has_heard_nothing_of_its_admission_is_welcomed(bench: Tak
 def test_a_member_that_waits_in_another_run_is_welcomed(
     bench: TakeOver, masters: tuple[str, ...], is_returning: bool
 ) -> None:
-    """L3: n had heard nothing of its admission, and waits in a run of newcomers that nobody leads by now.
+    """L3: n had heard nothing of its admission, and waits in a run of newcomers that no master leads any more.
 
-    Not where another master may lead that run, or where n has made calls as a member.
+    This does not hold if another master may lead that run, or if n has made calls as a member.
     """
     adopt_without_n(bench, masters)
     hello = hello_of("n", b"of newcomers....")
@@ -293,9 +293,11 @@ def test_a_member_that_waits_in_another_run_is_welcomed(
 @pytest.mark.parametrize("run_id", [NO_ID, RUN_ID], ids=["newcomer", "of another run"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_old_hello_does_not_speak_for_a_member(bench: TakeOver, run_id: bytes, is_first: bool) -> None:
-    """L3, S1: n said Hello here before another master admitted it, on a connection that broke. It arrives only now.
+    """L3, S1: n said Hello here before another master admitted it, on a connection that broke. The Hello arrives only
+    now.
 
-    The master took n for one that had begun anew, and removed it, or for one that knew nothing, and ignored its report.
+    The master must not take n for a peer that has started anew, and remove it. Nor may it take n for one that knows
+    nothing, and ignore its report.
     """
     adopt_without_n(bench)
     old = replace(hello_of("n", run_id, connection=4), is_member=False)
@@ -316,7 +318,7 @@ def test_an_old_hello_does_not_speak_for_a_member(bench: TakeOver, run_id: bytes
 
 
 def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> None:
-    """B1: of the adopted list, n began anew at another master. It answers each request with its Hello."""
+    """B1: n, of the adopted list, began anew at another master. It answers each request with its Hello."""
     adopt_without_n(bench)
     hello = replace(hello_of("n"), is_member=False, promised=bench.machine.term - 1, leader=b"another leader..")
     assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.REPORT]
@@ -325,7 +327,7 @@ def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> No
 
 @pytest.mark.parametrize("masters", [(), ("m:1", "n:2")])
 def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver, masters: tuple[str, ...]) -> None:
-    """S6, L3: the one master asks all again only for a member. It could be kept from leading without end."""
+    """S6, L3: the only master asks all again only for a member. Otherwise newcomers could keep it from leading."""
     for name in "ab":
         bench.report(name, "ab", waits=False)
     candidate = bench.machine.candidate
@@ -338,9 +340,9 @@ def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver, maste
 
 
 def test_a_late_member_that_knows_a_later_list_is_back(bench: TakeOver) -> None:
-    """L3: c was lost as it came late. It alone knows the round that admitted n, which the others have not ended yet.
+    """L3: c was lost, as it came late. Only c knows the round that admitted n; the others have not completed it yet.
 
-    n is to report, too.
+    n must report too.
     """
     for name in "ab":
         bench.report(name, "abc", round=1)
@@ -351,7 +353,7 @@ def test_a_late_member_that_knows_a_later_list_is_back(bench: TakeOver) -> None:
 
 
 def test_who_is_pending_and_says_that_it_is_a_member_is_asked_for_a_report(bench: TakeOver) -> None:
-    """S1: another master has admitted it meanwhile, and what it knows of that run must not be lost."""
+    """S1: another master has admitted it in the meantime, and its knowledge of that run must not be lost."""
     for name in "ab":
         bench.report(name, "ab")
     bench.hello("n")
@@ -378,7 +380,7 @@ def test_the_run_goes_on_when_all_members_have_reported(bench: TakeOver) -> None
 
 
 def test_the_newest_list_wins(bench: TakeOver) -> None:
-    """L3: who is not in it was removed."""
+    """L3: a peer that is not in it was removed."""
     bench.report("c", "abc", 5)
     bench.report("a", "ab", 6)
     told = bench.report("b", "abc", 5)
@@ -398,7 +400,7 @@ def test_members_that_do_not_report_are_waited_for_and_then_lost(bench: TakeOver
 
 
 def test_when_all_have_reported_others_may_know_more(bench: TakeOver) -> None:
-    """Headless, seed 168: of the members that were admitted last, only they knew; the rest went on without them."""
+    """Headless, seed 168: only the last admitted members knew of their admission; the rest went on without them."""
     bench.report("a", "ab")
     assert bench.report("b", "ab", waits=False) == []
     assert bench.names() == ""
@@ -407,7 +409,7 @@ def test_when_all_have_reported_others_may_know_more(bench: TakeOver) -> None:
 
 
 def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -> None:
-    """L3: its admission was the former master's last word; nobody heard it but the newcomer."""
+    """L3: the former master died right after it had admitted the newcomer, and only the newcomer heard of it."""
     bench.report("a", "ab", round=3)
     bench.report("b", "ab", round=3)
     assert bench.names() == "ab"
@@ -417,7 +419,7 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
 
 
 def test_who_waits_for_that_admission_hears_of_the_list_first(bench: TakeOver) -> None:
-    """Standby, seed 9991228, L3: else it goes on as one who is alone, and the newcomer waits for it in a sync."""
+    """Standby, seed 9991228, L3: otherwise it goes on alone, and the newcomer waits for it in a sync."""
     bench.report("a", "ab", round=3)
     bench.report("b", "ab", round=3)
     bench.say("a", topology_vote(50, 50, UPDATE, after_round=3))
@@ -428,8 +430,8 @@ def test_who_waits_for_that_admission_hears_of_the_list_first(bench: TakeOver) -
 
 @pytest.mark.parametrize("members", ["ac", "ab"])
 def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: TakeOver, members: str) -> None:
-    """S3: the former master had removed b and told c alone. Here b is a member, so c cannot be one by that list. Or c
-    has acknowledged a list without it, as who had been a member without knowing is asked to."""
+    """S3: the former master had removed b and told only c. Here b is a member, so c cannot be one by that list. Or c
+    has acknowledged a list without it, as the master asks of a peer that was a member without knowing it."""
     bench.report("a")
     bench.report("b")
     told = bench.report("c", members, 6, round=1)
@@ -438,7 +440,7 @@ def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: Ta
 
 
 def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
-    """S3: nobody but c knows of the newest list, in which it was admitted."""
+    """S3: only c knows the newest list, which admitted it."""
     bench.connections["c"] = "c1"
     bench.say("c", hello_of("c"))
     bench.report("a")
@@ -449,7 +451,7 @@ def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
 
 
 def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
-    """Regicide, seed 4609: it was in the middle of a step when others had begun anew, and both hung."""
+    """Regicide, seed 4609: it was in the middle of a step when others had started anew, and both waited for ever."""
     bench.report("p", "ap", 6)
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.tick(limits.RECOVERY_WAIT_NS)
@@ -461,7 +463,7 @@ def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
 
 
 def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench: TakeOver) -> None:
-    """Regicide, seed 394: it was taken for gone since its first connection broke."""
+    """Regicide, seed 394: the master believed that it was gone because its first connection had broken."""
     bench.report("a")
     bench.disconnect("a")
     bench.connections["a"] = "a2"
@@ -471,7 +473,7 @@ def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench:
 
 
 def test_a_report_that_was_overtaken_by_a_later_one(bench: TakeOver) -> None:
-    """L3: the first connection broke, and what was said there is read last: nobody listens there."""
+    """L3: the first connection broke, and its messages are read last. Nobody listens there any more."""
     for number in (2, 1):
         bench.connections["a"] = f"a{number}"
         assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
@@ -481,7 +483,7 @@ def test_a_report_that_was_overtaken_by_a_later_one(bench: TakeOver) -> None:
 
 
 def test_a_later_report_of_a_peer_counts(bench: TakeOver) -> None:
-    """L3: it comes back before the others are there."""
+    """L3: it comes back before the others arrive."""
     for number in (1, 2):
         bench.connections["a"] = f"a{number}"
         assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
@@ -491,7 +493,7 @@ def test_a_later_report_of_a_peer_counts(bench: TakeOver) -> None:
 
 
 def test_a_report_with_another_token_is_refused(bench: TakeOver) -> None:
-    """S7: the first to report is the peer; who comes later with its id must know its token."""
+    """S7: the first peer to report owns the id. A later one with the same id must know the token."""
     bench.report("a")
     bench.connections["x"] = "x1"
     stranger = replace(hello_of("a", connection=9), token=token("x"))
@@ -503,7 +505,7 @@ def test_a_report_with_another_token_is_refused(bench: TakeOver) -> None:
 
 
 def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
-    """Regicide, seed 73: each was answered with "say everything again", and each answer by as many messages."""
+    """Regicide, seed 73: the master answered each with "say everything again", which caused as many messages again."""
     bench.report("a", "ab")
     bench.tick(limits.RECOVERY_GRACE_NS)
     bench.connections["b"] = "b1"
@@ -515,7 +517,7 @@ def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
 
 @pytest.mark.parametrize("has_decided", (True, False))
 def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
-    """Its members are removed, but for those of a run that has decided nothing: they may register."""
+    """Its members are removed. If their run has decided nothing, they may register."""
     bench.report("a", "ab", outcomes=(outcome(1, True, "ab", 1, 1),))
     outcomes = (outcome(1, True, "x", 1),) if has_decided else ()
     assert bench.report("x", "x", 99, waits=False, run_id=b"x" * 16, outcomes=outcomes) == []
@@ -528,7 +530,7 @@ def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
 
 @pytest.mark.parametrize("members, names", [("x", "x"), ("xyz", "ab")])
 def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members: str, names: str) -> None:
-    """Than one that has, and of which a quorum is here."""
+    """It counts for less than a run that has decided something and of which a quorum is here."""
     bench.report("x", members, 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, members, *range(1, 3)),))
     bench.report("a", "ab", waits=False)
     bench.report("b", "ab", waits=False)
@@ -537,7 +539,7 @@ def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members
 
 
 def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver) -> None:
-    """L1: nobody would be left of it, and the members of the other one would lose each other."""
+    """L1: none of its members would be left, and the members of the other run would lose each other."""
     bench.report("x", "x", 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, "x", 1),))
     bench.leave("x")
     bench.report("a", "ab", waits=False)
@@ -555,8 +557,8 @@ def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver) -> None:
     ],
 )
 def test_a_run_with_several_masters_yields_as_a_whole(members: str, old: str, refusal: Refusal) -> None:
-    """Duel, seeds 9536109 and 9540235: a member that had just been admitted knew of no decision of its run, and went
-    over to another one, while its own, at the other master, took it for lost and committed the sync that it was in."""
+    """Duel, seeds 9536109 and 9540235: a member that had just been admitted knew of no decision of its run, and changed
+    to another run. Its own run, at the other master, counted it as lost and committed the sync that it was in."""
     bench = TakeOver()
     masters = ("m1:1", "m2:1")
     report_here = {name: replace(hello_of(name), masters=masters) for name in "ab"}
@@ -597,7 +599,7 @@ RUNNING = running_attempt(7, "ab", (3, 4), spec())
 
 
 def test_one_participant_knows_for_all(bench: TakeOver) -> None:
-    """L3: b never got the plan, and gets it now; the attempt is the same one."""
+    """L3: b never got the plan and gets it now; it is the same attempt."""
     bench.report("a", running=(RUNNING,))
     told = bench.report("b")
     assert ("b1", plan_of(0, 7, calls=(3, 4))) in told
@@ -608,7 +610,7 @@ def test_one_participant_knows_for_all(bench: TakeOver) -> None:
 
 
 def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
-    """S1: committed, though b has only its result."""
+    """S1: the call is committed, though b has only its own result."""
     bench.report("a", outcomes=(outcome(7, True, "ab", 3, 4),), oldest_call_id=5)
     bench.report("b", running=(RUNNING,), oldest_call_id=4)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
@@ -616,7 +618,7 @@ def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
 
 
 def test_who_has_heard_a_decision_is_in_no_call() -> None:
-    """L1: a and b report that it runs, then c that it is over. Else c would count as busy, and never be a straggler."""
+    """L1: a and b report that it runs, then c that it is over. Otherwise c would seem busy, and never a straggler."""
     bench = TakeOver(MasterOptions(straggler_timeout_ns=20 * SECOND))
     running = running_attempt(7, "abc", (3, 4, 5), spec())
     bench.report("a", "abc", running=(running,))
@@ -632,7 +634,7 @@ def test_who_has_heard_a_decision_is_in_no_call() -> None:
 
 
 def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
-    """S1: a has failed, but c may have heard anything; then c is lost, and the attempt aborts."""
+    """S1: a has failed, but c may have heard any decision. Then c is lost, and the attempt aborts."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
     bench.report("a", "abc", running=(running,))
     bench.report("b", "abc", running=(running,))
@@ -647,7 +649,7 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 
 def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
-    """S1: a and b have finished with different results. Nobody can tell whose is wrong when only b is left."""
+    """S1: a and b have different results. When only b is left, nobody can tell whose result is wrong."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
     bench.report("a", "abc", running=(running,))
     bench.report("b", "abc", running=(running,))
@@ -663,7 +665,7 @@ def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
 
 
 def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
-    """S5: b could not fetch, but c may have heard anything: here, that a and c committed without b."""
+    """S5: b could not fetch, but c may have heard any decision; in this test, that a and c committed without b."""
     bench.report("a", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), False),))
     bench.report("b", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), True),))
     bench.tick_at_deadline()
@@ -675,7 +677,7 @@ def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
-    """S1: c comes late and tells that the former master committed without b, which has no result."""
+    """S1: c comes late and reports that the former master committed without b, which has no result."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
     bench.report("a", "abc", running=(running,))
     bench.report("b", "abc", running=(running,))
@@ -721,10 +723,10 @@ def test_a_round_that_one_has_heard_of_is_complete(bench: TakeOver) -> None:
 
 
 def test_who_was_removed_gets_no_value_of_a_later_round(bench: TakeOver) -> None:
-    """L1: the former master had removed c, and the others went on from are_peers_pending to update_topology and beyond.
+    """L1: the former master had removed c. The others went on from are_peers_pending to update_topology and beyond.
 
-    c, whose list is revived first, would take the value of the last round for that of its own and call something else
-    than they do: a correct program would be told that its peers wait for each other in different calls.
+    The new master revives c's list first. c would take the value of the last round for its own and make a different
+    call from theirs: a correct program would get the error that its peers wait for each other in different calls.
     """
     bench.report("c", "abc", 5, round=6, since=1)
     bench.tick(limits.RECOVERY_GRACE_NS)
@@ -747,7 +749,7 @@ def test_who_missed_the_last_round_is_told_of_it(bench: TakeOver) -> None:
 
 
 def test_a_running_sync_goes_on(bench: TakeOver) -> None:
-    """S5, L3: the holder has its plan, b has not: what b must fetch follows from both offers."""
+    """S5, L3: the holder has its plan, b has none. Both offers together show what b must fetch."""
     sync = running_sync(7, 2, "a", "ab", (3, 4), False)
     bench.report("a", running=(sync,))
     bench.report("b")
@@ -761,7 +763,7 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
 
 
 def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> None:
-    """L2, L3: a, who won the election, is gone. b holds the same; what c must fetch follows from its offer."""
+    """L2, L3: a, which won the election, is gone. b holds the same state; c's offer shows what c must fetch."""
     sync = running_sync(7, 2, "ab", "abc", (3, 4, 5), False)
     bench.report("b", "abc", running=(sync,))
     bench.report("c", "abc")
@@ -778,9 +780,9 @@ def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> Non
 
 
 def a_sync_with_one_who_has_no_plan(bench: TakeOver, held_by_b: str = "new") -> None:
-    """a holds the state, b fetches it, and c has heard nothing. a and b are linked; c has yet to say its links.
+    """a holds the state, b fetches it, and c has no plan. a and b are linked; c has not reported its links yet.
 
-    Contents of key v may differ: b will have those that are named here.
+    Contents of key v may differ: b will have the contents `held_by_b`.
     """
     sync = running_sync(7, 2, "a", "abc", (3, 4, 5), False)
     contents = (FetchEntry("v", digest(held_by_b)),) * bool(held_by_b)
@@ -796,7 +798,7 @@ def a_sync_with_one_who_has_no_plan(bench: TakeOver, held_by_b: str = "new") -> 
 
 @pytest.mark.parametrize("linked", ["a", "b", "ab"])
 def test_who_has_no_plan_of_a_running_sync_fetches_from_whom_it_reaches(bench: TakeOver, linked: str) -> None:
-    """S6, L3: whoever fetches the same stands in for the holder. A plan without a link failed the sync."""
+    """S6, L3: a peer that fetches the same stands in for the holder. A plan without a link would fail the sync."""
     a_sync_with_one_who_has_no_plan(bench)
     assert not any(is_fetching(message) for message in bench.said["c1"])
     told = bench.say("c", Linked(pids(linked)))
@@ -815,7 +817,7 @@ def test_who_has_no_plan_of_a_running_sync_fetches_from_whom_it_reaches(bench: T
 def test_who_has_no_plan_of_a_running_sync_takes_what_those_whom_it_reaches_have(
     bench: TakeOver, held_by_b: str, linked: str, told: str
 ) -> None:
-    """S5, S6: the contents of keys that allow inequality are those of a holder, if it reaches one."""
+    """S5, S6: keys that allow inequality get the contents of a holder, if the peer reaches one."""
     a_sync_with_one_who_has_no_plan(bench, held_by_b)
     bench.say("c", Linked(pids(linked)))
     (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
@@ -830,9 +832,11 @@ def test_who_has_no_plan_of_a_running_sync_takes_what_those_whom_it_reaches_have
 def test_who_has_no_plan_of_a_running_sync_fetches_what_its_holder_has(
     bench: TakeOver, linked: str, source: str, tells: bool
 ) -> None:
-    """L3: the winner, a, is gone, of which c had to fetch nothing of key v. Its contents at b and d differ.
+    """L3: the winner, a, is gone. c has a's contents of key v, so it had to fetch nothing of it. b and d have other
+    contents.
 
-    It was to fetch those of b from d, too: what came was wrong, and the sync failed if d was all that it reached.
+    The plan must not ask c to fetch b's contents from d: c would get wrong bytes, and the sync would fail if it reached
+    only d.
     """
     sync = running_sync(7, 2, "abd", "abcd", (3, 4, 5, 6), False)
     for name in "bd":
@@ -856,7 +860,7 @@ def test_who_has_no_plan_of_a_running_sync_fetches_what_its_holder_has(
 
 
 def test_who_does_not_tell_its_contents_is_no_partial_seed(bench: TakeOver) -> None:
-    """S5: too many keys allow inequality for a report."""
+    """S5: its report omits them, as too many keys allow inequality."""
     a_sync_with_one_who_has_no_plan(bench, "")
     bench.say("c", Linked(pids("b")))
     assert not any(is_fetching(message) for message in bench.said["c1"])
@@ -866,7 +870,7 @@ def test_who_does_not_tell_its_contents_is_no_partial_seed(bench: TakeOver) -> N
 
 
 def test_who_has_no_plan_of_a_running_sync_and_no_link_is_removed(bench: TakeOver) -> None:
-    """L1: the others do not wait for it for ever."""
+    """L1: the others do not wait for it without end."""
     a_sync_with_one_who_has_no_plan(bench)
     bench.fetched("b", 4, 7)
     assert bench.verdict("a", 3) is None
@@ -876,7 +880,7 @@ def test_who_has_no_plan_of_a_running_sync_and_no_link_is_removed(bench: TakeOve
 
 
 def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver) -> None:
-    """L1, L3: the holder is gone. b has fetched all; what c must fetch nobody knows."""
+    """L1, L3: the holder is gone. b has fetched everything, but nobody knows what c must fetch."""
     bench.report("b", "abc", running=(running_sync(7, 2, "a", "abc", (3, 4, 5), True),))
     bench.report("c", "abc")
     bench.tick_at_deadline()
@@ -891,7 +895,7 @@ def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver
 
 
 def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: TakeOver) -> None:
-    """L1, L3: b has no plan and offers; a, which has one, reports late. b does not offer again, and must not wait."""
+    """L1, L3: b has no plan and offers. a has a plan and reports late. b does not offer again, and must not wait."""
     bench.report("b")
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.say("b", offer(4, 1, entry("w", "old")))
@@ -901,7 +905,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     assert [message.attempt_id for c, message in told if c == "b1" and is_fetching(message)] == [7]
     bench.fetched("b", 4, 7)
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
-    bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # It counts once: the next sync is another one.
+    bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # The offer counts once: the next sync is another one.
     bench.say("a", offer(4, 3, entry("w", "next"), oldest=4))
     verdict = bench.verdict("b", 5)
     assert isinstance(verdict, Decision)
@@ -929,7 +933,7 @@ def test_the_revision_goes_on(bench: TakeOver) -> None:
 def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) -> None:
     """L3: no revision is lost. a and b hold revision 42, had nothing to fetch, and have not heard the decision.
 
-    The master went on from 41, which they had completed before: c, with another 42, won over their 43.
+    If the master went on from 41, which they had completed before, c with another 42 would win over their 43.
     """
     last, sync = outcome(6, True, "ab", 1, 1, value=41), running_sync(7, 42, "ab", "ab", (2, 2), False)
     for name in "ab":
@@ -947,7 +951,7 @@ def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) ->
 
 
 def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
-    """S5: revision and participants, who have the vote in the next election, whoever reports late."""
+    """S5: a late report must not change the revision and the participants, which have the vote in the next election."""
     bench.report("a", "abcde", last_sync=outcome(6, True, "a", 1, value=41))
     for name in "bc":
         bench.report(name, "abcde")
@@ -960,7 +964,7 @@ def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
 
 
 def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: TakeOver) -> None:
-    """S1: the call would get two answers. b took it back while a's word of the attempt was on its way."""
+    """S1: otherwise the call would get two answers. b withdrew it while a's report of the attempt was on its way."""
     for name in "ab":
         bench.report(name)
     bench.begin("b", 5)
@@ -977,7 +981,7 @@ def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: Take
 
 
 def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) -> None:
-    """Headless, seed 375: nobody could send; one had heard that, the other waited in its sync for ever."""
+    """Headless, seed 375: no peer could send the state. One heard so; the other waited in its sync for ever."""
     refused = Decision(
         0, Result.NO_SHARED_STATE_AVAILABLE, 0, "all receive", attempt_id=7, order=pids("ab"), calls=(3, 4)
     )
@@ -1015,7 +1019,7 @@ def test_a_peer_remembers_ends_of_attempts() -> None:
 
 
 def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
-    """L3: b can be told of it by another master only if a knows that it took part."""
+    """L3: another master can tell b only if a knows that b took part."""
     told = Decision(10, 0, 2, attempt_id=7, order=pids("ab"), calls=(10, 11))
     for first, second in ((told, Decision(10, 0, 2, attempt_id=7)), (Decision(10, 0, 2, attempt_id=7), told)):
         peer = PeerBench().member()
@@ -1026,7 +1030,7 @@ def test_a_peer_remembers_whom_an_outcome_concerns() -> None:
 
 
 def test_a_peer_remembers_the_round_that_answered_it() -> None:
-    """L3: another master may hear of it from this peer only, and the next vote is for a later one."""
+    """L3: another master may hear of the round only from this peer, and the next vote is for a later round."""
     peer = PeerBench().member()
     peer.topology(10)
     peer.hear(Decision(10, Result.SUCCESS, value=1, round=4))
@@ -1037,7 +1041,7 @@ def test_a_peer_remembers_the_round_that_answered_it() -> None:
 
 
 def test_a_sync_that_failed_is_not_the_last_one() -> None:
-    """S5: the next election goes on from the revision that all have."""
+    """S5: the next election goes on from the revision that all peers have."""
     peer = PeerBench().member()
     for call_id, revision, is_committed in ((10, 4, True), (11, 5, False)):
         attempt_id = call_id - 3
@@ -1062,7 +1066,7 @@ def test_an_older_master_is_not_obeyed() -> None:
 
 @pytest.mark.parametrize("phase", ["voting", "running", "failed"])
 def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
-    """S1: it cannot give what it has not."""
+    """S1: the peer has no result to return."""
     peer = PeerBench().member()
     peer.reduce(10)
     if phase != "voting":
@@ -1079,7 +1083,7 @@ MISMATCH = Decision(
 
 
 def test_a_mismatch_is_remembered_for_another_master() -> None:
-    """S1: whole, so that others get the same typed error."""
+    """S1: in full, so that others get the same typed error."""
     peer = PeerBench().member()
     peer.reduce(10)
     peer.hear(MISMATCH)
@@ -1089,7 +1093,7 @@ def test_a_mismatch_is_remembered_for_another_master() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, late: bool) -> None:
-    """L1: the former master died between two sends; b would wait for a, which goes on, for ever."""
+    """L1: the former master died between two sends. Otherwise b would wait for ever for a, which goes on."""
     outcome = replace(MISMATCH, call_id=0)
     if late:  # b votes again before anybody knows that it was refused.
         bench.report("b", oldest_call_id=20)
@@ -1106,7 +1110,7 @@ def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, 
 
 
 def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOver) -> None:
-    """S1: one of those who are away may have heard what the former master made of them."""
+    """S1: an absent peer may have heard what the former master decided about them."""
     bench.report("a", "abc")
     bench.report("b", "abc")
     bench.tick(limits.RECOVERY_GRACE_NS)
@@ -1168,7 +1172,7 @@ def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
 
 
 def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: TakeOver) -> None:
-    """Minority, seed 16239064, S6: the members were cut off just after the take-over. Those who had not reported were
+    """Minority, seed 16239064, S6: the members were cut off just after the take-over. Those that had not reported were
     removed 4 s after the network was back, one of them a moment after its Hello."""
     for name in "ab":
         bench.report(name, "abcd")
@@ -1187,7 +1191,7 @@ def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: Ta
 
 
 def test_a_newcomer_whose_round_was_done_anew_is_not_admitted(bench: TakeOver) -> None:
-    """Split, seed 5439, L1: the others were elsewhere in their programs, and all waited for each other."""
+    """Split, seed 5439, L1: the others were at other points of their programs, and all waited for each other."""
     for name in "ab":
         bench.report(name, "ab", round=3)
     assert bench.names() == "ab"
@@ -1198,9 +1202,9 @@ def test_a_newcomer_whose_round_was_done_anew_is_not_admitted(bench: TakeOver) -
 
 
 def test_who_was_removed_by_a_later_list_is_none() -> None:
-    """L1, S1: the former master had removed a, which only c heard, whose report came late.
+    """L1, S1: the former master had removed a. Only c heard so, and its report came late.
 
-    Flaky, seed 40891: a, which had heard nothing, waited without end in an attempt that the others had ended.
+    Flaky, seed 40891: a had heard nothing, and waited without end in an attempt that the others had ended.
     """
     for committed in (False, True):
         bench = TakeOver()
@@ -1219,9 +1223,10 @@ LATER = 1 << limits.EPOCH_BITS
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("has_gone_on", [False, True])
 def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> None:
-    """L1, L3: c knows that a and b were removed; another master took the run over from them since.
+    """L1, L3: c knows that a and b were removed. Since then, another master took the run over from a and b.
 
-    Those of the earlier list go, unless they have decided something since. A list that c never had decides nothing.
+    The members of the earlier list go, unless they have decided something since. A list that c never had decides
+    nothing.
     """
     for since, names in ((0, "abc"), (4, "c"), (7, "abc")):
         bench = TakeOver()
@@ -1241,7 +1246,7 @@ def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> 
 
 @pytest.mark.parametrize("reports", [False, True])
 def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver, reports: bool) -> None:
-    """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before its report came."""
+    """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before c's report came."""
     bench.report("a", "abc", 5)
     bench.tick(3 * limits.RECOVERY_WAIT_NS)
     bench.connections["c"] = "c1"
@@ -1256,7 +1261,7 @@ def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver
 
 
 def test_those_that_say_hello_one_after_the_other_hold_up_nobody(bench: TakeOver) -> None:
-    """L1: and say no more."""
+    """L1: they send nothing but a Hello."""
     bench.report("a", "abc", 5)
     bench.tick(3 * limits.RECOVERY_WAIT_NS)
     since_ns = bench.now_ns
@@ -1271,7 +1276,7 @@ def test_those_that_say_hello_one_after_the_other_hold_up_nobody(bench: TakeOver
 
 
 def test_a_list_that_names_one_twice_is_no_list(bench: TakeOver) -> None:
-    """B1: it ended the master, and the next one, whenever that peer reported."""
+    """B1: such a list stopped the master, and each next one, whenever that peer reported."""
     told = bench.report("a", "aa")
     assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
 

@@ -25,17 +25,17 @@ def test_ring_edges(order: str, edges: list[str]) -> None:
 
 
 def broken(edges: Edges) -> Callable[[int, int], bool]:
-    """All edges are usable but these."""
+    """All edges except these are usable."""
     return lambda one, other: frozenset((one, other)) not in edges
 
 
 def works(order: list[int], count: int, edges: Edges) -> bool:
-    """True if it is a ring of all, and needs none of the edges."""
+    """True if the order is a ring of all peers and needs none of these edges."""
     return sorted(order) == list(range(count)) and all(map(broken(edges), *zip(*ring_edges(order), strict=True)))
 
 
 def brute_force(count: int, edges: Edges) -> list[int] | None:
-    """The first of all orders that works."""
+    """The first order that works, of all."""
     for rest in itertools.permutations(range(1, count)):
         if works([0, *rest], count, edges):
             return [0, *rest]
@@ -44,7 +44,7 @@ def brute_force(count: int, edges: Edges) -> list[int] | None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
-    """How many peers, and the edges that are broken."""
+    """The number of peers, and the broken edges."""
     count = draw(st.integers(2, 7))
     pairs = [frozenset(pair) for pair in itertools.combinations(range(count), 2)]
     return count, set(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=len(pairs))))
@@ -52,7 +52,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
 
 @given(graphs())
 def test_an_order_is_found_wherever_there_is_one(graph: tuple[int, Edges]) -> None:
-    """L2: and it is the first of all, so the order of admission where that works."""
+    """L2: it is the first of all orders, so it is the order of admission if that works."""
     count, edges = graph
     assert find_order(range(count), broken(edges)) == brute_force(count, edges)
 
@@ -74,7 +74,7 @@ def test_a_ring_of_one_needs_nothing(count: int) -> None:
 
 @pytest.mark.parametrize("count", range(limits.RING_EXACT_PEERS_MAX + 1, 60, 5))
 def test_half_of_all_edges_at_each_peer_are_enough(count: int) -> None:
-    """Dirac: then there is an order. The search for large rings finds it."""
+    """Dirac: if so, there is an order. The search for large rings finds it."""
     for seed in range(10):
         rng = random.Random(seed)
         edges: Edges = set()
@@ -135,7 +135,7 @@ def length(order: Sequence[int], delays: Table) -> int:
 
 
 def random_table(rng: random.Random, count: int, values_max: int) -> Table:
-    """Symmetric, each value from 0 to values_max."""
+    """A symmetric table with values from 0 to values_max."""
     table = [[0] * count for _ in range(count)]
     for one, other in itertools.combinations(range(count), 2):
         table[one][other] = table[other][one] = rng.randint(0, values_max)
@@ -176,7 +176,7 @@ def test_the_search_among_many_is_about_as_good_as_the_one_among_few() -> None:
 
 @pytest.mark.parametrize("count", [16, 32])
 def test_a_hidden_ring_among_many_is_found(count: int) -> None:
-    """All paths of one ring are quick, in an order that nobody has told, and a few others."""
+    """All paths of one ring are quick, in an unknown order, and a few others are quick too."""
     rng = random.Random(count)
     rates = [[1] * count for _ in range(count)]
     hidden = rng.sample(range(count), count)
@@ -188,7 +188,7 @@ def test_a_hidden_ring_among_many_is_found(count: int) -> None:
 
 
 def test_of_equally_quick_rings_a_short_one_is_taken() -> None:
-    """Peers stand in a circle, in mixed order."""
+    """Peers are on a circle, in mixed order."""
     circle = [0, 5, 2, 7, 4, 1, 6, 3]
     delays = [[0] * 8 for _ in range(8)]
     for i, j in itertools.permutations(range(8), 2):

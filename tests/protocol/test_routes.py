@@ -1,4 +1,4 @@
-"""The choice of the way of an all-reduce."""
+"""The choice of the algorithm for an all-reduce."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rates = list[list[int | None]]
 
 
 def made_of(rates: Rates, hosts: list[int | None] | None = None, round_trip_ns: int | None = None) -> Network:
-    """Rates in Mbit/s."""
+    """A network with these rates in Mbit/s."""
     count = len(rates)
     return Network(
         tuple(tuple(None if rate is None else rate * MBIT for rate in row) for row in rates),
@@ -42,7 +42,7 @@ def seconds(route: Route | None) -> float:
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Of two to nine; some paths are missing, and of some nothing is known."""
+    """Networks of two to nine peers. Some paths are missing, and about some nothing is known."""
     count = draw(st.integers(2, 9))
     rng = draw(st.randoms(use_true_random=False))
     has_gaps = draw(st.booleans())
@@ -69,14 +69,14 @@ speeds = st.builds(Speeds, *[st.none() | st.integers(1, 10**10)] * 4)
 
 
 def test_a_slow_host_sends_and_gets_the_tensor_once() -> None:
-    """At 100 Mbit/s that takes 2.68 s. A ring and a direct exchange take half longer."""
+    """At 100 Mbit/s that takes 2.68 s. A ring or a direct exchange takes 1.5 times as long."""
     route = plan(UNEVEN_HOSTS, TENSOR)
     assert seconds(route) <= 1.02 * 2.69
     assert route is not None and all(0 in set(range(4)) - set(tree.parents) for tree in route.trees)
 
 
 def test_paths_of_different_rates_are_used_together() -> None:
-    """The best ring has the paths of 1000 and 300 Mbit/s: 1.34 s."""
+    """The best ring uses the paths of 1000 and 300 Mbit/s: 1.34 s."""
     route, ring = plan(PAIRS, TENSOR), plan_ring(PAIRS, TENSOR)
     assert ring is not None and ring.order in ((0, 1, 3, 2), (0, 2, 3, 1))
     assert seconds(ring) == pytest.approx(1.34, abs=0.01)
@@ -87,7 +87,7 @@ def test_paths_of_different_rates_are_used_together() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 64])
 @pytest.mark.parametrize("is_quantised", [False, True])
 def test_with_nothing_known_the_choice_is_that_by_size_alone(count: int, is_quantised: bool) -> None:
-    """By hops and bytes, with one latency of a hop and one rate of each algorithm."""
+    """By hops and bytes, with one latency for each hop and one rate for each algorithm."""
     rng = random.Random(count)
     for _ in range(50):
         size = int(2 ** rng.uniform(0, 40))
@@ -116,7 +116,7 @@ def test_with_nothing_known_the_choice_is_that_by_size_alone(count: int, is_quan
 @pytest.mark.parametrize("round_trip_ms", [0, 100])
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16])
 def test_an_even_network_has_a_simple_plan(rate: int, round_trip_ms: int, count: int) -> None:
-    """Also where each path is a little quicker or slower."""
+    """Also if each path is a little quicker or slower."""
     rng = random.Random(count)
     for spread in (0, 5):
         for size in (1000, limits.MIB, 64 * limits.MIB, 4096 * limits.MIB):
@@ -172,7 +172,7 @@ def test_a_broken_path_is_avoided() -> None:
 
 @pytest.mark.parametrize("count", [5, 20])
 def test_a_ring_begins_with_the_first(count: int) -> None:
-    """The root of a broadcast, also where the order is repaired."""
+    """It begins with the root of a broadcast, even if the order is repaired."""
     for one in range(count):
         ring = plan_ring(Network.unknown(count).without([(one, (one + 1) % count)]), TENSOR)
         assert ring is not None and ring.order[0] == 0 and sorted(ring.order) == list(range(count))
@@ -203,7 +203,7 @@ def test_users_may_ask_for_an_algorithm() -> None:
 @settings(deadline=None)
 @given(networks(), st.integers(0, 32))
 def test_wide_sums_do_not_travel(network: Network, power: int) -> None:
-    """Unless nobody reaches all others: then a ring is made for them."""
+    """If nobody reaches all others, the plan is a ring, which the engine widens."""
     tensor = Tensor(2**power, are_sums_wide=True)
     route = plan(network, tensor)
     if network.count == 2 or route is None:
@@ -256,7 +256,7 @@ def test_a_plan_is_kept_unless_another_one_is_much_quicker() -> None:
     ],
 )
 def test_a_plan_that_is_no_longer_possible_is_not_kept(previous: Route) -> None:
-    """It is of other peers, needs a path that is gone, or is for small tensors."""
+    """It has other peers, needs a path that is gone, or is for small tensors."""
     network = Network.unknown(4).without([(0, 1)])
     assert plan(network, TENSOR, previous=previous) == plan(network, TENSOR)
 
@@ -320,7 +320,7 @@ def renamed(network: Network, names: Sequence[int]) -> Network:
 
 
 def test_a_small_tensor_goes_to_the_star_of_least_latency() -> None:
-    """Whatever the peers are called: all stars bear as much."""
+    """The names of the peers do not matter: all stars carry the same load."""
     times = set()
     for far in ((0, 1), (0, 2), (1, 2)):
         rows = [[limits.MS if one != other else None for other in range(3)] for one in range(3)]
@@ -342,5 +342,5 @@ def test_other_names_for_the_same_peers_give_about_the_same_time(
     rng.shuffle(names)
     route, other = plan(network, Tensor(2**power)), plan(renamed(network, names), Tensor(2**power))
     assert (route is None) == (other is None)
-    if route is not None and other is not None:  # In 10,000 networks they differ by 1.7 at most; 2.04 has been seen.
+    if route is not None and other is not None:  # In 10,000 networks at most 1.7; 2.04 has been seen.
         assert 3 * other.time_ns >= route.time_ns and 3 * route.time_ns >= other.time_ns

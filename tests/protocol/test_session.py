@@ -1,4 +1,4 @@
-"""The control connection: every cell of the table of session.py, and what its footnotes say."""
+"""The control connection: every cell of the table of session.py, and its footnotes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATHS: dict[SocketPhase, list[Any]] = {
 
 
 class Bench:
-    """A session that is brought to a phase, with a clock that a test moves on."""
+    """A session that is brought to a phase, with a clock that the test advances."""
 
     def __init__(self, phase: SocketPhase = SocketPhase.DIALLING, *, has_keys: bool = False, name: str = "a") -> None:
         self.session = Session(pid(name), has_keys=has_keys)
@@ -45,7 +45,7 @@ class Bench:
         return done
 
     def one(self, event: Any, after_ns: int = 0) -> Any:
-        """The one effect of an event."""
+        """The only effect of an event."""
         (effect,) = self.handle(event, after_ns)
         return effect
 
@@ -55,7 +55,7 @@ class Bench:
         return due_ns - self.now_ns
 
     def due(self) -> list[Any]:
-        """A Tick at the deadline; a moment before, nothing happens."""
+        """The effects of a Tick at the deadline. A moment before it, nothing happens."""
         assert self.handle(events.Tick(), self.until_due() - 1) == []
         return self.handle(events.Tick(), 1)
 
@@ -82,7 +82,7 @@ CELLS: list[tuple[Any, dict[SocketPhase, tuple[SocketPhase, type]]]] = [
 @pytest.mark.parametrize("phase", SocketPhase)
 @pytest.mark.parametrize(("event", "cells"), CELLS, ids=[type(event).__name__ for event, _ in CELLS])
 def test_every_cell(event: Any, cells: dict[SocketPhase, tuple[SocketPhase, type]], phase: SocketPhase) -> None:
-    """What a cell leaves out changes nothing: neither the phase, nor when something is due."""
+    """An event that is not in `cells` changes neither the phase nor the deadline."""
     bench = Bench(phase)
     due_ns = bench.session.deadline_ns()
     effects = bench.handle(event)
@@ -94,7 +94,7 @@ def test_every_cell(event: Any, cells: dict[SocketPhase, tuple[SocketPhase, type
 
 
 def test_ticks_that_are_due() -> None:
-    """L1: a server that talks on and on without a greeting has no end of its own."""
+    """L1: a server that keeps sending without a greeting never ends the connection itself."""
     bench = Bench(SocketPhase.HANDSHAKE)
     assert bench.until_due() == limits.REGISTRATION_TIMEOUT_NS
     assert bench.due() == [FAILED("the server there does not speak ZeroMQ")]
@@ -104,7 +104,7 @@ def test_ticks_that_are_due() -> None:
 
 
 def test_the_time_of_a_handshake_is_that_of_its_own_try() -> None:
-    """L2: a master gives far peers more time to come back; looking up a name or a pause says nothing of the path."""
+    """L2: a master gives far peers more time to come back. Name look-ups and pauses say nothing about the path."""
     bench = Bench(SocketPhase.PAUSED)
     bench.due()
     bench.handle(events.DialStarted(), 3 * SECOND)
@@ -119,7 +119,7 @@ def test_the_time_of_a_handshake_is_that_of_its_own_try() -> None:
 
 
 def test_a_key_that_is_not_allowed() -> None:
-    """S7: the refusal says so itself; nothing is asked."""
+    """S7: the refusal itself says so; the peer asks nothing."""
     bench = Bench(SocketPhase.HANDSHAKE, has_keys=True)
     refused = bench.one(events.HandshakeFailed(is_key_refused=True))
     assert isinstance(refused, events.AuthenticationRefused) and "allow list" in refused.reason
@@ -135,7 +135,7 @@ def test_a_key_that_is_not_allowed() -> None:
     ],
 )
 def test_another_idea_of_secrets(has_keys: bool, mechanism: str, text: str) -> None:
-    """S7, L1: who has another secret, or none, is told so."""
+    """S7, L1: a peer with another secret, or with none, gets an error that says so."""
     bench = Bench(SocketPhase.ASKING, has_keys=has_keys)
     told = events.MechanismTold(0, mechanism, "")
     if (has_keys, mechanism) == (True, "CURVE"):
@@ -148,7 +148,7 @@ def test_another_idea_of_secrets(has_keys: bool, mechanism: str, text: str) -> N
 
 @pytest.mark.parametrize("between", [events.HandshakeDone(), events.SocketBroke(), UseMaster(0)], ids=repr)
 def test_a_master_that_ended_within_the_handshake_is_tried_again(between: Any) -> None:
-    """L3: it looks like one with another secret if it is there again at once. Twice in a row it does not."""
+    """L3: a master that is back at once looks like one with another secret. Twice in a row it does not."""
     bench, told = Bench(SocketPhase.ASKING, has_keys=True), events.MechanismTold(0, "CURVE", "")
     assert bench.one(told) == OpenSocket(0)
     for event in [*UP_EVENTS[:2], between, UseMaster(0), *PATHS[SocketPhase.ASKING]]:
@@ -170,7 +170,7 @@ def test_who_fails_late_is_not_asked_and_the_try_counts() -> None:
 
 
 def test_only_newcomers_ask() -> None:
-    """Whoever was registered knows the secret; a run that waits for its master asks nothing twice a second."""
+    """A registered peer knows the secret. A run that waits for its master must not ask something twice a second."""
     bench = Bench(SocketPhase.UP)
     bench.handle(MESSAGE)
     bench.handle(events.SocketBroke())
@@ -192,7 +192,7 @@ def test_an_answer_of_another_master_is_too_late() -> None:
 
 
 def pauses(bench: Bench, count: int) -> list[int]:
-    """Of so many tries that fail, one after the other."""
+    """The pauses of this many failing tries, one after the other."""
     found = []
     for _ in range(count):
         bench.handle(events.DialFailed())
@@ -210,7 +210,7 @@ def test_pauses_grow_up_to_a_bound() -> None:
 
 @pytest.mark.parametrize("phase", [SocketPhase.UP, SocketPhase.DIALLING])
 def test_pauses_begin_anew(phase: SocketPhase) -> None:
-    """After a connection, and at another master. The first is short enough for the master to wait for this peer."""
+    """After a connection, and at another master. The first pause is so short that the master waits for this peer."""
     bench = Bench()
     pauses(bench, 6)
     for event in PATHS[phase] or [UseMaster(1)]:
@@ -220,7 +220,7 @@ def test_pauses_begin_anew(phase: SocketPhase) -> None:
 
 
 def test_a_broken_connection_is_no_failed_try() -> None:
-    """L2: libzmq says of it, too, that it will try again. The peer stays with its master."""
+    """L2: here, too, libzmq reports that it will try again. The peer stays with its master."""
     bench = Bench(SocketPhase.UP)
     assert bench.one(events.SocketBroke()) == DOWN()
     assert bench.handle(events.DialFailed()) == []

@@ -1,4 +1,4 @@
-"""From whom each fetches: the properties of any answer. Cases by name are in test_sync.py."""
+"""The sources of each peer: properties of any answer. test_sync.py has the named cases."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def find(peers: list[Peer], offers: dict[Peer, SyncSpec], down: frozenset[str]) 
 
 
 def contents(peer: Peer, offers: dict[Peer, SyncSpec], found: Sources) -> dict[str, bytes]:
-    """What a peer has in the end."""
+    """The contents that a peer has in the end."""
     own = {e.key: e.digest for e in offers[peer].entries}
     return own | {e.key: e.digest for e in found.fetch[peer]}
 
 
 SATISFIED = [offer(0, "x", "x"), offer(1, "x", "y"), offer(0, "x", "x", 2), offer(1, "y", "x"), offer(0, "y", "y")]
-"""With the values of d, e needs nothing any more, and is the only one whom a reaches."""
+"""With the values of d, e needs nothing more, and e is the only one that a reaches."""
 
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
 @example(SATISFIED, frozenset(("ab", "ad", "be")))
 def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozenset[str]) -> None:
-    """S5, L2: and over a link that is there; a source without fetching anything, a partial seed in the end."""
+    """S5, L2: a source has it and fetches nothing, a partial seed has it in the end. Both have a link to the peer."""
     peers = peers_of(len(made))
     offers = dict(zip(peers, made, strict=True))
     found = find(peers, offers, down)
@@ -87,7 +87,7 @@ def test_whoever_is_named_has_what_is_fetched(made: list[SyncSpec], down: frozen
 
 @given(offers_strategy, st.frozensets(st.sampled_from(PAIRS)))
 def test_nobody_is_without_who_reaches_a_holder(made: list[SyncSpec], down: frozenset[str]) -> None:
-    """L2: by way of whomever else."""
+    """L2: it may reach the holder through any other peers."""
     peers = peers_of(len(made))
     offers = dict(zip(peers, made, strict=True))
     found, holders = find(peers, offers, down), elect(offers, None, frozenset()).holders
@@ -96,7 +96,7 @@ def test_nobody_is_without_who_reaches_a_holder(made: list[SyncSpec], down: froz
         one = frontier.pop()
         near = {p for p in found.fetch if p not in reached and "".join(sorted(p.name + one.name)) not in down}
         reached |= near
-        frontier += [peer for peer in near if found.fetch[peer]]  # Who holds all by itself passes nothing on here.
+        frontier += [peer for peer in near if found.fetch[peer]]  # A peer that fetches nothing passes nothing on.
     assert not reached & set(found.without)
 
 

@@ -1,4 +1,4 @@
-"""Several masters: who leads, who waits, who goes where."""
+"""Several masters: which one leads, who waits, and where peers go."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refusals(told: list[Any]) -> list[Refusal]:
 
 
 def test_a_quorum_goes_on_after_the_grace_period(bench: Standby) -> None:
-    """L3: three of four; the fourth may still come."""
+    """L3: three of four are a quorum; the fourth may still come."""
     for name in "abc":
         bench.report(name, "abcd")
     assert bench.machine.is_recovering
@@ -79,7 +79,7 @@ def test_all_of_them_go_on_at_once(bench: Standby) -> None:
 
 
 def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
-    """L3: c may know a list with itself, of which the others have not heard yet."""
+    """L3: c may know a list that includes itself, of which the others have not heard yet."""
     report = report_of("c", "abc", epoch=6, parent=5, old_members=pids("ab"))
     hello = replace(report.hello, connection=1, **TWO)
     bench.connections["c"] = "c1"
@@ -93,7 +93,7 @@ def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
 
 
 def test_a_part_that_is_no_quorum_waits_without_end(bench: Standby) -> None:
-    """S3: c and d are half, without the lowest id."""
+    """S3: c and d are half of the members, without the lowest id."""
     bench.report("c", "abcd")
     bench.report("d", "abcd")
     bench.tick(3600 * SECOND)
@@ -127,7 +127,7 @@ def test_an_old_member_that_never_knew_it_acknowledges_the_list_without_it(bench
 
 
 def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
-    """S3: a has reported, and may follow another master now."""
+    """S3: a has reported, but may follow another master by now."""
     bench.report("a", "abc")
     bench.disconnect("a")
     bench.report("b", "abc")
@@ -136,7 +136,7 @@ def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
 
 
 def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> None:
-    """S3: the list may come to nothing, and who is not in it may be a member by another one."""
+    """S3: the list may never be committed, and a peer that is not in it may be a member by another list."""
     for name in "ab":
         bench.report(name, "ab")
     hello = bench.promising(replace(hello_of("x"), **TWO), Promise(bench.machine.term + 1, b"some other one.."))
@@ -151,7 +151,7 @@ def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> N
 
 
 def test_who_comes_back_reports_again(bench: Standby) -> None:
-    """It may have heard more in between, even where its old connection has not been noticed to break."""
+    """It may have heard more in the meantime, even if the master has not noticed that its old connection broke."""
     bench.report("a", "abc")
     number = bench.connections["a"]
     bench.report("a", "abc", 6)
@@ -162,7 +162,7 @@ def test_who_comes_back_reports_again(bench: Standby) -> None:
 
 
 def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> None:
-    """S3: c and d know a list without a and b, who may not, and are half of the one before."""
+    """S3: c and d know a list without a and b, which may not know it. c and d are only half of the list before."""
     bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
     bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
     bench.tick(3600 * SECOND)
@@ -170,7 +170,7 @@ def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> No
 
 
 def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
-    """Split, seed 1533. S3, L1: nothing is decided before; its Leave counts as its word, as it goes on nowhere."""
+    """Split, seed 1533. S3, L1: nothing is decided before. Its Leave also confirms, as it goes on nowhere."""
     bench.report("b", "abcd", 5)
     bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
     told = bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
@@ -198,7 +198,7 @@ def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> No
 
 
 def test_the_report_of_one_who_leaves_counts_with_it(bench: Standby) -> None:
-    """S3: else it helps to a quorum for an older list than the one it has reported."""
+    """S3: otherwise it adds to a quorum for an older list than the one that it has reported."""
     bench.report("p", "pq", 9)
     bench.leave("p")
     bench.disconnect("p")
@@ -208,7 +208,7 @@ def test_the_report_of_one_who_leaves_counts_with_it(bench: Standby) -> None:
 
 
 def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: Standby) -> None:
-    """S3: it would report it as established to another master."""
+    """S3: otherwise it would report the list to another master as committed."""
     for name in "ab":
         bench.report(name, "ab", round=3)
     bench.see("a", "b")
@@ -218,7 +218,7 @@ def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: 
 
 
 def test_those_who_have_heard_of_no_list_elect_nobody(bench: Standby) -> None:
-    """Duel, seed 269, S3: members without knowing it, whom the only one who knew a list had left behind."""
+    """Duel, seed 269, S3: they are members without knowing it, and the only peer that knew a list has left them."""
     bench.report("z", "abz", 5)
     for name in "ab":
         bench.hello(name, run_id=OLD_RUN, **TWO)
@@ -235,7 +235,7 @@ def test_those_who_have_heard_of_no_list_elect_nobody(bench: Standby) -> None:
 
 
 def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
-    """Split, seed 162. S3: both are asked again, for more than either has promised."""
+    """Split, seed 162. S3: the master asks both again, in a higher term than either has promised."""
     bench.report("a", "ab")
     first = bench.machine.candidate
     assert first is not None
@@ -266,7 +266,7 @@ def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) 
 
 
 def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: Standby) -> None:
-    """Split, seed 96, S1: this one had removed it and decided without it."""
+    """Split, seed 96, S1: this master had removed it and decided without it."""
     for name in "abc":
         bench.report(name, "abcd", round=1)
     bench.tick_at_deadline()
@@ -279,7 +279,7 @@ def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: S
 
 
 def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None:
-    """Split, seed 1217, B1: also where the list is not established."""
+    """Split, seed 1217, B1: this holds also if the list is not committed."""
     running = running_attempt(1, "a", (4,), spec())
     for name in "abc":
         bench.report(name, "abc", running=(running,) if name == "a" else ())
@@ -293,7 +293,7 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
 
 
 def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
-    """S7: neither who does not know its token, nor with a number that leaves no room for the next."""
+    """S7: neither a peer that does not know its token, nor a term that leaves no room for a next one."""
     bench.begin_run("ab")
     for bad, promised in ((token("x"), 5), (token("b"), limits.TERM_MAX)):
         bench.connections["b"] = "b9"
@@ -321,7 +321,7 @@ def test_a_quorum_goes_on_without_the_lost(bench: Standby) -> None:
 
 
 def test_a_rest_that_is_no_quorum_steps_down(bench: Standby) -> None:
-    """S3: a and b may be at another master, and go on there."""
+    """S3: a and b may be at another master and go on there."""
     bench.begin_run("abc")
     bench.disconnect("a")
     told = bench.lose("b")
@@ -339,7 +339,7 @@ def test_who_leaves_may_be_the_last_of_a_quorum(bench: Standby) -> None:
 
 
 def test_two_losses_need_two_steps(bench: Standby) -> None:
-    """S3: the second one waits until the list without the first is known."""
+    """S3: the second loss waits until the list without the first one is known."""
     bench.begin_run("abcde")
     bench.lose("e")
     assert bench.names() == "abcd"
@@ -350,7 +350,7 @@ def test_two_losses_need_two_steps(bench: Standby) -> None:
 
 
 def test_nobody_is_removed_against_the_quorum(bench: Standby) -> None:
-    """S3: a list without a member that breaks its bounds counts once that one confirms that it goes."""
+    """S3: if a member breaks its bounds, the list without it counts once that member confirms that it goes."""
     bench.begin_run("ab")
     bench.break_bounds("a")
     assert bench.names() == "b"
@@ -370,7 +370,7 @@ def test_who_is_removed_and_dies_before_it_confirms_may_be_elsewhere(bench: Stan
 
 
 def test_who_is_removed_is_asked_again_when_its_master_steps_down(bench: Standby) -> None:
-    """L2. Duel, seed 9345785: the list without it is not committed, and nobody said a word to it any more."""
+    """L2. Duel, seed 9345785: the list without it is not committed, and nobody sent it anything any more."""
     bench.begin_run("abc")
     bench.break_bounds("c")
     assert bench.names() == "ab"
@@ -382,7 +382,7 @@ def test_who_is_removed_is_asked_again_when_its_master_steps_down(bench: Standby
 
 
 def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) -> None:
-    """L1: one of the two is removed, whoever has the lower id, and the other one told that it is alone."""
+    """L1: one of the two is removed, whichever has the lower id, and the other one gets an error that it is alone."""
     bench.begin_run("ba")
     for name in "ab":
         bench.say(name, Linked(()))
@@ -397,7 +397,7 @@ def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) ->
 
 
 def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:
-    """Split, seed 228. It may have left for another master when the welcome was on its way."""
+    """Split, seed 228. It may have left for another master while the welcome was on its way."""
     for name in "abc":
         bench.report(name, "abc")
     bench.see("a", "b")
@@ -423,7 +423,7 @@ def test_a_newcomer_waits_where_members_are(bench: Standby) -> None:
 
 
 def test_one_that_all_others_sent_on_begins_a_run(bench: Standby) -> None:
-    """After a pause: members may be on their way here."""
+    """This happens after a pause: members may be on their way here."""
     bench.now_ns += limits.RECOVERY_GRACE_NS
     assert bench.hello("n", begins=RUN_ID, **TWO) == []
     bench.tick(limits.RECOVERY_GRACE_NS)
@@ -431,7 +431,7 @@ def test_one_that_all_others_sent_on_begins_a_run(bench: Standby) -> None:
 
 
 def test_no_run_is_begun_by_the_word_of_a_master_that_is_no_more(bench: Standby) -> None:
-    """Standby, seed 50260, S3: it had led a run, whose members were on their way, since it said that it led none."""
+    """Standby, seed 50260, S3: since it said that it led no run, it had led one, whose members were on their way."""
     bench.now_ns += limits.RECOVERY_GRACE_NS
     (_, refused) = bench.hello("n", begins=b"its predecessor.", **TWO)[0]
     assert (refused.refusal, refused.run_id) == (Refusal.NO_RUN, RUN_ID)
@@ -468,12 +468,12 @@ def test_a_newcomer_that_is_a_member_without_knowing_counts(bench: Standby) -> N
 
 
 def test_the_sole_member_of_a_run_has_joined_another_one(bench: Standby) -> None:
-    """Duel, seed 9750095, S3: it was sent the list of a run that it never knew, and not asked for its report."""
+    """Duel, seed 9750095, S3: it got the list of a run that it never knew, and was not asked for its report."""
     bench.now_ns += limits.RECOVERY_GRACE_NS
     bench.hello("c", begins=RUN_ID, **TWO)
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert bench.names() == "c"
-    for name in "cab":  # The bench sees to it that each is asked for its report, and nothing else.
+    for name in "cab":  # The bench checks that each is asked for its report, and for nothing else.
         bench.disconnect("c")
         bench.report(name, "abc")
     bench.tick_at_deadline()
@@ -504,7 +504,7 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
 
 
 def lead(bench: Standby, names: str) -> None:
-    """The run of these peers is taken over, and its list committed."""
+    """The master takes over the run of these peers, and its list is committed."""
     for name in names:
         bench.report(name, names)
     if bench.machine.is_recovering:
@@ -537,7 +537,7 @@ AFTER_YIELDING = pytest.mark.parametrize(
 
 @AFTER_YIELDING
 def test_the_sole_member_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict[str, Any]) -> None:
-    """Duel, seed 33515753, S3: it was sent its list again, though another master had led it by a later one."""
+    """Duel, seed 33515753, S3: it got its list again, though another master had led it by a later one."""
     lead(bench, "c")
     told = bench.hello("c", connection=9, is_returning=True, **TWO, **bound)
     assert not any(isinstance(message, Members) for _, message in told)
@@ -546,7 +546,7 @@ def test_the_sole_member_of_a_run_that_has_yielded_elsewhere(bench: Standby, bou
 
 @AFTER_YIELDING
 def test_members_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict[str, Any]) -> None:
-    """S3: what c acknowledges does not count. If the others are a quorum, they go on without it, and c may join."""
+    """S3: c's acknowledgements do not count. If the others are a quorum, they go on without c, and c may join again."""
     lead(bench, "abc")
     bench.hello("c", connection=9, is_returning=True, **TWO, **bound)
     assert (bench.names(), bench.pending()) == ("ab", "c")
@@ -557,7 +557,7 @@ def test_members_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict
 
 
 def admit_unaware(bench: Standby) -> None:
-    """A newcomer c is admitted to the run of a and b, and hears nothing of it."""
+    """The run of a and b admits a newcomer c, which hears nothing of it."""
     lead(bench, "ab")
     bench.hello("c", **TWO)
     bench.link("a", "b", "c")
@@ -569,7 +569,7 @@ def admit_unaware(bench: Standby) -> None:
 
 @pytest.mark.parametrize("bound", [ELSEWHERE, BY_FORMER], ids=["by another run", "by a former master"])
 def test_an_unaware_member_that_was_registered_elsewhere_since(bench: Standby, bound: dict[str, Any]) -> None:
-    """S3: another candidate may have counted its promise meanwhile, which it has forgotten."""
+    """S3: in the meantime another candidate may have counted a promise of c, which c has forgotten."""
     admit_unaware(bench)
     bench.hello("c", connection=9, **TWO, **bound)
     assert (bench.names(), bench.pending()) == ("ab", "c")
@@ -577,7 +577,7 @@ def test_an_unaware_member_that_was_registered_elsewhere_since(bench: Standby, b
 
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_an_unaware_member_that_comes_back_hears_of_its_admission(bench: Standby, is_registered: bool) -> None:
-    """L3: it has been nowhere else since it said Hello first, or since this master registered it."""
+    """L3: it has been nowhere else since it first said Hello, or since this master registered it."""
     admit_unaware(bench)
     promise = bench.machine._leader.promise
     bound: dict[str, Any] = {"run_id": OLD_RUN, "promised": promise.term, "leader": promise.leader}
@@ -587,7 +587,7 @@ def test_an_unaware_member_that_comes_back_hears_of_its_admission(bench: Standby
 
 
 def test_a_returning_peer_that_is_no_member_yet_comes_back(bench: Standby) -> None:
-    """It keeps its turn: nothing that it has promised counts while it waits."""
+    """It keeps its turn: none of its promises counts while it waits."""
     bench.begin_run("a")
     for name in "bcb":
         bench.hello(name, connection=9, is_returning=True, **TWO, **ELSEWHERE)
@@ -602,7 +602,7 @@ def test_a_hello_from_before_the_admission_removes_no_member(bench: Standby) -> 
 
 
 def test_the_only_master_keeps_a_returning_member_that_has_missed_its_admission() -> None:
-    """S6: nobody else has led it since."""
+    """S6: no other master has led it since."""
     bench = MasterBench()
     bench.members("a", "b")
     told = bench.hello("b", is_returning=True, **ELSEWHERE)
@@ -632,7 +632,7 @@ def test_a_newcomer_asks_all_and_begins_at_the_first() -> None:
 
 
 def test_one_that_does_not_answer_may_lead_a_run() -> None:
-    """S3: then no run is begun; connect() gives up after its tries."""
+    """S3: the peer then begins no run; connect() gives up after its tries."""
     peer = peer_of_two()
     peer.handle(events.ConnectCalled(CONNECT, attempts=2))
     told: list[Any] = []
@@ -647,7 +647,7 @@ def test_one_that_does_not_answer_may_lead_a_run() -> None:
 
 
 def test_a_member_turns_to_the_next_master() -> None:
-    """L3: at once when nobody answers any more; calls go on."""
+    """L3: at once, when nobody answers any more. Calls go on."""
     peer = peer_of_two().member()
     peer.reduce(5)
     peer.down()
@@ -673,7 +673,7 @@ def test_a_member_does_not_stay_where_nobody_leads() -> None:
 
 
 def test_a_master_that_answers_is_not_left_for_an_earlier_failure() -> None:
-    """Standby, seed 328: it took the run over with the report, and then removed the peer that had gone on."""
+    """Standby, seed 328: the master took the run over with its report, and then removed it, as it had gone on."""
     peer = peer_of_two().member()
     peer.down()
     for _ in range(2):
@@ -685,7 +685,7 @@ def test_a_master_that_answers_is_not_left_for_an_earlier_failure() -> None:
 
 
 def test_a_member_whose_master_stepped_down_does_not_wait_for_ever() -> None:
-    """Split, seed 215, L1: its connection never broke, so nothing counted the time."""
+    """Split, seed 215, L1: its connection never broke, so no timeout ran."""
     peer = PeerBench(masters=("m:1", "n:2"), master_timeout_ns=20 * SECOND).member()
     peer.hear(Refused(Refusal.REPORT, "", term=9))
     for _ in range(20):
@@ -694,14 +694,14 @@ def test_a_member_whose_master_stepped_down_does_not_wait_for_ever() -> None:
 
 
 def test_a_list_without_a_welcome_does_not_count() -> None:
-    """Standby, seed 10059, L3: the welcome came too late and was dropped; then no master took the report for honest."""
+    """Standby, seed 10059, L3: the welcome came too late and was dropped. After that, no master believed the report."""
     peer = peer_of_two().member()
     peer.hear(member_list(7 << 32, "ab"))
     assert peer.machine.epoch == 2
 
 
 def test_a_promise_is_kept() -> None:
-    """S3: who has reported to one that will lead as 9 does not obey one that leads as 8."""
+    """S3: a peer that has reported to a candidate of term 9 does not obey a leader of term 8."""
     peer = peer_of_two().member()
     peer.reconnect()
     peer.hear(Refused(Refusal.REPORT, "", term=9))
@@ -712,7 +712,7 @@ def test_a_promise_is_kept() -> None:
 
 
 def test_a_master_of_before_cannot_remove_a_member() -> None:
-    """S3: it does not know what has become of the run."""
+    """S3: the earlier master does not know what the run has decided since."""
     peer = peer_of_two().member()
     peer.reconnect()
     peer.hear(Refused(Refusal.UNKNOWN_SESSION, "", RUN_ID, epoch=peer.machine.epoch))
@@ -755,7 +755,7 @@ def test_a_newcomer_whose_admission_came_to_nothing_waits_for_the_next(knows: bo
 
 
 def test_a_pending_peer_acknowledges_a_list_without_it() -> None:
-    """L2: it may be an old member. What it reports to another master then makes it no member."""
+    """L2: it may be an old member. Its later report to another master must not make it a member."""
     peer = peer_of_two().pending()
     assert peer.hear(replace(member_list(3, "ab"), members=member_list(3, "bc").members)) == [Send(Acknowledgement(3))]
     assert peer.machine.state is State.PENDING
@@ -769,7 +769,7 @@ def test_who_is_removed_says_so() -> None:
 
 
 def test_a_pending_peer_is_a_newcomer_to_another_master() -> None:
-    """Unless that one knows it for a member by a list of which it has not heard: then it promises like others."""
+    """Unless that master counts it as a member by a list that it does not know: then it promises like the others."""
     peer = peer_of_two().pending()
     peer.down()
     failed(peer)
@@ -789,7 +789,7 @@ def test_lists_are_acknowledged(peer: PeerBench) -> None:
 
 @pytest.mark.parametrize("call", ["reduce", "sync"])
 def test_nobody_is_alone_before_the_list_is_established(call: str) -> None:
-    """The next leader may go on with those whom the list removes, and they would wait for this call."""
+    """The next leader may go on with the members that the list removes, and they would wait for this call."""
     peer = peer_of_two().member()
     peer.hear(replace(member_list(3, "a"), old_members=pids("ab"), parent=2))
     make = getattr(peer, call)
@@ -813,7 +813,7 @@ def test_the_base_is_reported_until_the_list_is_established() -> None:
 
 
 def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:
-    """L1: wherever the peer has looked meanwhile."""
+    """L1: whatever masters the peer has tried in the meantime."""
     peer = PeerBench(masters=("m:1", "n:2"), master_timeout_ns=20 * SECOND).member()
     peer.reduce(5)
     peer.down()
@@ -826,7 +826,7 @@ def test_a_master_that_is_gone_for_good_ends_the_membership() -> None:
 
 
 def test_who_returns_asks_a_master_that_refuses_it_once_more_and_then_another() -> None:
-    """B1: to a master that led its former run it is a member with another token; it was asked again without a pause."""
+    """B1: a master of its former run knows it as a member with another token, and asked it again without a pause."""
     peer = peer_of_two().member()
     peer.hear(Refused(Refusal.YIELDED, ""))
     peer.hear(Welcome(b"another run 1234", 3))
@@ -838,13 +838,13 @@ def test_who_returns_asks_a_master_that_refuses_it_once_more_and_then_another() 
 
 
 def hellos(effects: Iterable[Any]) -> list[bool]:
-    """Whether the peer says that it is ready, in each Hello."""
+    """For each Hello: whether the peer says that it is ready."""
     sent = [effect.message for effect in effects if isinstance(effect, Send)]
     return [message.is_ready for message in sent if isinstance(message, Hello)]
 
 
 def test_who_returns_is_ready_once_it_waits_for_its_admission() -> None:
-    """L3: else it is admitted between two of its calls, and makes the second one while the members sync."""
+    """L3: otherwise it is admitted between two of its calls, and makes the second one while the members sync."""
     peer = peer_of_two().member()
     assert hellos(peer.hear(Refused(Refusal.YIELDED, ""))) == [False]
     assert not any(isinstance(effect, Send) and isinstance(effect.message, Ready) for effect in peer.topology(5))
@@ -863,7 +863,7 @@ def test_who_returns_is_ready_once_it_waits_for_its_admission() -> None:
 
 
 def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
-    """Split, seed 264. A master of another run refuses the Hello, and then every message after it."""
+    """Split, seed 264. A master of another run refuses the Hello, and then every later message."""
     peer = peer_of_two().member()
     peer.reduce(5)
     peer.reconnect()
@@ -872,7 +872,7 @@ def test_refusals_of_all_that_was_said_do_not_multiply() -> None:
 
 
 def test_no_list_is_told_before_it_is_proposed() -> None:
-    """S3: b's connection is new in the very step in which a asks for the list that voids what is planned ahead."""
+    """S3: b connects in the same step in which a asks for the list that voids plans ahead."""
     bench = Standby()
     bench.begin_run("abc")
     epoch = bench.machine.registry.epoch

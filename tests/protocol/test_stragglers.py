@@ -1,4 +1,4 @@
-"""Who is waited for: named in the log, given as data, removed where a timeout says so."""
+"""Stragglers: the log names them, errors carry them as data, and a timeout removes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bench_of(*names: str, timeout_ns: int | None = None) -> MasterBench:
 
 
 def lines(bench: MasterBench, level: Level = Level.WARNING) -> list[str]:
-    """What was logged since the last look."""
+    """The lines logged since the last call."""
     found = [log.text for log in bench.logged if log.level is level]
     bench.logged.clear()
     return found
@@ -109,7 +109,7 @@ def test_syncs_wait_for_their_group() -> None:
 
 
 def test_peers_that_wait_for_each_other() -> None:
-    """a waits in are_peers_pending for b and c, which wait for a in a collective that may run beside it."""
+    """a waits in are_peers_pending for b and c. These wait for a in a collective that may run beside it."""
     bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
     bench.vote("a", PENDING, 1)
     for name in "bc":
@@ -125,7 +125,7 @@ def test_peers_that_wait_for_each_other() -> None:
 
 
 def test_who_is_held_up_by_a_straggler_is_none() -> None:
-    """Found by the simulator: all of another group waited for b too, which waited for c, which was hung."""
+    """Found by the simulator: all of another group waited for b, too. b waited for c, which did not respond."""
     bench = bench_of("b", "c", timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     bench.vote("x", PENDING, 1)
@@ -137,7 +137,7 @@ def test_who_is_held_up_by_a_straggler_is_none() -> None:
 
 
 def test_who_is_in_a_long_collective_is_no_straggler() -> None:
-    """The other group waits; nobody is removed for it, and the master is not kept busy."""
+    """The other group waits. Nobody is removed for it, and the master is not kept busy."""
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     for name in "ab":
@@ -166,7 +166,7 @@ def test_who_waits_for_links_is_no_straggler() -> None:
 
 
 def test_who_takes_its_vote_back_is_waited_for_again() -> None:
-    """Also where all had voted and only links were missing."""
+    """Also if all had voted and only links were missing."""
     bench = bench_of("a", "b")
     bench.say("a", Linked(()))
     for name in "ab":
@@ -189,7 +189,7 @@ def test_a_running_attempt_has_no_stragglers() -> None:
 
 
 def test_a_short_operation_beside_a_long_one() -> None:
-    """Each has its own time."""
+    """Each operation has its own time."""
     bench = bench_of("a", "b")
     bench.begin("a", 1, spec(1))
     bench.tick(WARNING // 2)
@@ -214,7 +214,7 @@ def test_nobody_is_removed_without_a_timeout() -> None:
 
 
 def test_a_straggler_is_removed_after_the_timeout() -> None:
-    """L1: the others go on; it is told why, and may join again."""
+    """L1: the others go on. The straggler gets an error that says why, and may join again."""
     bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
     for name in "ac":
         bench.begin(name, 1)
@@ -241,7 +241,7 @@ def test_a_timeout_shorter_than_the_warning() -> None:
 
 @pytest.mark.parametrize("kind", [TakeOver, Standby])
 def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] | type[Standby]) -> None:
-    """L3: c may have voted before, at the former master. Once it is here it has the time that others have."""
+    """L3: c may have voted at the former master. Once it is here, it has the same time as others."""
     bench = kind(MasterOptions(straggler_timeout_ns=limits.SECOND))
     for name in "ab":
         bench.report(name, "abc")
@@ -270,7 +270,7 @@ def test_a_straggler_in_two_operations_is_removed_once() -> None:
 
 
 def test_many_operations_are_counted() -> None:
-    """A batch of hundreds of tensors fills no log."""
+    """A batch of hundreds of tensors does not fill the log."""
     bench = bench_of("a", "b")
     bench.begin("a", 1, *(spec(tag) for tag in range(100)))
     bench.tick(WARNING)
@@ -289,7 +289,7 @@ def test_many_operations_are_counted() -> None:
 
 
 def refused(bench: MasterBench, name: str, call_id: int) -> str:
-    """Why a call was refused."""
+    """The reason why a call was refused."""
     answer = bench.verdict(name, call_id)
     assert isinstance(answer, Decision)
     assert answer.result == Result.INVALID_USAGE
@@ -297,7 +297,7 @@ def refused(bench: MasterBench, name: str, call_id: int) -> str:
 
 
 def until(bench: MasterBench, now_ns: int) -> None:
-    """Time passes, and the master looks whenever it wants to."""
+    """Lets time pass; the master runs at each of its deadlines."""
     while (deadline_ns := bench.machine.deadline_ns()) is not None and deadline_ns <= now_ns:
         bench.tick_at_deadline()
     bench.tick(now_ns - bench.now_ns)
@@ -311,7 +311,7 @@ DEADLOCK = (
 
 @pytest.mark.parametrize("timeout_ns", [None, TIMEOUT])
 def test_peers_in_different_tags(timeout_ns: int | None) -> None:
-    """L1: nobody is a straggler, so nobody was named, for ever."""
+    """L1: nobody was a straggler, so nobody was named, for ever."""
     bench = bench_of("a", "b", "c", timeout_ns=timeout_ns)
     began_ns = bench.now_ns
     for name, tag in (("a", 1), ("b", 2), ("c", 1)):
@@ -340,13 +340,13 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
 
 
 def test_batches_that_overlap_in_part() -> None:
-    """L1: operations with all votes run; c, which waits for both and is waited for by neither, is in the deadlock."""
+    """L1: operations with all votes run. c waits for both, neither waits for c, and c is in the deadlock."""
     bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
     bench.begin("a", 1, spec(1), spec(2))
     bench.begin("b", 1, spec(2), spec(3))
     bench.begin("c", 1, spec(1), spec(2), spec(3))
     bench.begin("c", 4, spec(4))
-    until(bench, bench.now_ns + 2 * TIMEOUT)  # They reduce for so long.
+    until(bench, bench.now_ns + 2 * TIMEOUT)  # They reduce during this time.
     assert lines(bench) != []
     assert [bench.verdict(name, 1) for name in "abc"] == [None] * 3
     bench.finish("a", 2)
@@ -371,7 +371,7 @@ def test_batches_that_overlap_in_part() -> None:
 
 
 def test_a_slow_peer_is_in_no_deadlock() -> None:
-    """Votes of a and b miss each other, but both miss that of c too, which is not in any call."""
+    """The votes of a and b wait for each other, but both also wait for c's vote, and c is in no call."""
     bench = bench_of("a", "b", "c")
     bench.begin("a", 1, spec(1))
     bench.begin("b", 1, spec(2))
@@ -383,7 +383,7 @@ def test_a_slow_peer_is_in_no_deadlock() -> None:
 
 
 def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
-    """What goes on is not ended: of the tag that all have voted for."""
+    """An operation that runs is not ended: all have voted for that tag."""
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.say("a", Linked(()))
     for name, tag in (("a", 1), ("b", 2)):
@@ -394,7 +394,7 @@ def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
 
 
 def test_are_peers_pending_is_no_excuse() -> None:
-    """Who waits there too may well be in a deadlock; the question goes on when that is gone."""
+    """A peer that also waits in it may be in a deadlock. The question goes on when the deadlock is gone."""
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     bench.vote("a", PENDING, 1)
@@ -409,7 +409,7 @@ def test_are_peers_pending_is_no_excuse() -> None:
 
 
 def test_a_deadlock_is_looked_for_though_nobody_votes_any_more() -> None:
-    """An attempt that ends leaves its peers in what waits for each other."""
+    """An attempt that ends leaves its peers in calls that wait for each other."""
     bench = bench_of("a", "b", timeout_ns=None)
     for name, tag in (("a", 1), ("b", 2)):
         bench.begin(name, 1, spec(3))
@@ -463,7 +463,7 @@ def test_a_line_about_a_large_deadlock_can_be_read() -> None:
 
 
 def test_an_operation_in_a_deadlock_of_rounds_can_be_ended() -> None:
-    """No votes tie one today, as these are refused at once; should there ever be one, it does not last."""
+    """At present no votes are in such a deadlock, as they are refused at once. If one occurs, it does not last."""
     bench = bench_of("a", "b")
     bench.say("a", offer(1, 0))
     bench.machine.operations.refuse(Key(SYNC, 0), Result.INVALID_USAGE, "why")

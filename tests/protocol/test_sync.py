@@ -36,7 +36,7 @@ def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
 
 
 def running(revision: int = 1) -> MasterBench:
-    """a and b hold what c, behind, must fetch."""
+    """a and b hold the state that c, which is behind, must fetch."""
     bench = bench_of("a", "b", "c")
     bench.say("a", offer(1, revision, w("x")))
     bench.say("b", offer(1, revision, w("x")))
@@ -97,7 +97,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
 
 
 def test_members_in_step_may_skip_revisions() -> None:
-    """Who completed the last sync has the vote; a joiner ahead of them is refused."""
+    """The peers that completed the last sync have the vote; a joiner ahead of them is refused."""
     bench = bench_of("a", "b")
     for name in "ab":
         bench.say(name, offer(1, 3))
@@ -152,7 +152,7 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     sent = bench.say("c", offer(1, 0, w("y")))
-    told = [("a1", Decision), ("c1", Decision)]  # They remember it, for another master.
+    told = [("a1", Decision), ("c1", Decision)]  # They remember the refusal, for another master.
     assert [(c, type(m)) for c, m in sent] == [("b1", Decision), *told, ("a1", Plan), ("c1", Plan)]
     answer = bench.verdict("b", 1)
     assert isinstance(answer, Decision)
@@ -193,7 +193,7 @@ def test_an_offer_again_gets_what_has_become_of_it() -> None:
 
 
 def test_a_transfer_that_fails_aborts_for_all() -> None:
-    """S1; and the revision does not move."""
+    """S1. The revision stays."""
     bench = running()
     decision = aborted(1, 1, "no block came", "b")
     assert bench.fetched("c", 1, ok=False, fault=pid("b"), reason="no block came") == [
@@ -231,7 +231,7 @@ def test_all_holders_die() -> None:
 
 
 def two_fetchers(*links_down: str) -> MasterBench:
-    """a holds what b and c fetch."""
+    """a holds the state, b and c fetch it."""
     bench = bench_of("a", "b", "c")
     unlink(bench, *links_down)
     for name in "abc":
@@ -251,7 +251,7 @@ def test_who_has_all_stands_in_for_the_holder() -> None:
 
 @pytest.mark.parametrize("links_down, done", [((), ""), (("bc",), "b")])
 def test_nobody_stands_in_for_the_holder(links_down: tuple[str, ...], done: str) -> None:
-    """L1: those who fetch would wait for each other, or for somebody whom they do not reach."""
+    """L1: the fetchers would wait for each other, or for a peer that they do not reach."""
     bench = two_fetchers(*links_down)
     for name in done:
         bench.fetched(name, 1)
@@ -260,7 +260,7 @@ def test_nobody_stands_in_for_the_holder(links_down: tuple[str, ...], done: str)
 
 
 def test_who_has_all_stands_in_for_the_holder_by_way_of_others() -> None:
-    """c does not reach d, who has all: what b gets from d it passes on."""
+    """c does not reach d, which has everything: b passes on what it gets from d."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "cd")
     for name in "abcd":
@@ -273,7 +273,7 @@ def test_who_has_all_stands_in_for_the_holder_by_way_of_others() -> None:
 
 
 def test_a_holder_whose_state_has_changed_ends_the_sync() -> None:
-    """S5: it does not hold what the others would end with. The reason names it and the tensor."""
+    """S5: it does not hold what the others would end with. The reason names the peer and the tensor."""
     bench = running()
     bench.fetched("a", 1, ok=False, fault=pid("a"), reason="tensor 'w' has changed")
     assert bench.verdict("c", 1) == aborted(1, 1, "a: tensor 'w' has changed", "a")
@@ -366,7 +366,7 @@ def test_reports_on_unknown_syncs_are_ignored() -> None:
     assert bench.withdraw("c", 1) != []
     assert bench.fetched("b", 77) == []
     bench.begin("b", 2)
-    assert bench.fetched("b", 2) == []  # Not of a sync at all.
+    assert bench.fetched("b", 2) == []  # This id is not one of a sync.
     assert before["transfers"] != bench.snapshot()["transfers"] == {}
 
 
@@ -391,7 +391,7 @@ def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
 
 
 def test_a_second_sync_waits_for_the_first() -> None:
-    """Only a peer that breaks the protocol calls again while its sync runs; the first is not forgotten."""
+    """Only a peer that breaks the protocol calls again while its sync runs. The first call is not forgotten."""
     bench = running()
     for name in "abc":
         bench.say(name, offer(2, 1, w("x")))
@@ -423,30 +423,30 @@ def test_holders_are_in_ring_order() -> None:
 
 
 def sources_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
-    """Who has what each fetches, by the last plan."""
+    """The sources of each fetcher, by the last plan."""
     return {name: fetching(plan).sources for name, plan in plans_of(bench).items()}
 
 
 def partial_seeds_of(bench: MasterBench) -> dict[str, tuple[bytes, ...]]:
-    """Who fetches the same as each."""
+    """The partial seeds of each fetcher."""
     return {name: fetching(plan).partial_seeds for name, plan in plans_of(bench).items()}
 
 
 def plans_of(bench: MasterBench) -> dict[str, Plan]:
-    """The last plan of each who fetches."""
+    """The last plan of each fetcher."""
     plans = {name: [m for m in bench.said[f"{name}1"] if is_fetching(m)] for name in bench.names()}
     return {name: of_peer[-1] for name, of_peer in plans.items() if of_peer and fetching(of_peer[-1]).fetch}
 
 
 def unlink(bench: MasterBench, *pairs: str) -> None:
-    """Of all links, these are down; the ends say so."""
+    """These links are down, all others are up; their ends report so."""
     names = bench.names()
     for name in names:
         bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
 
 
 def test_sources_are_holders_with_a_link() -> None:
-    """L2: nobody is told to fetch from one whom it cannot reach."""
+    """L2: no peer fetches from a peer that it cannot reach."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ad", "bc")
     for name in "abcd":
@@ -467,7 +467,7 @@ def test_holders_by_whose_link_something_failed_come_last() -> None:
 
 
 def test_who_reaches_no_holder_fetches_from_who_does() -> None:
-    """L2: through as many as it takes."""
+    """L2: through as many others as needed."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ac", "ad", "bd")
     for name in "abcd":
@@ -480,7 +480,7 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
 
 
 def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
-    """What a peer must fetch: keys and contents."""
+    """The keys and contents that a peer must fetch."""
     (plan,) = (m for m in bench.said[f"{name}1"] if is_fetching(m))
     return {entry.key: entry.digest.decode().rstrip("-") for entry in fetching(plan).fetch}
 
@@ -497,9 +497,10 @@ def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
 def test_keys_that_may_differ_come_from_the_source(
     links_down: tuple[str, ...], source: str, partial_seed: str, free: str
 ) -> None:
-    """L2, found by the simulator: b holds what was elected, but for a key that may differ. It serves where a cannot.
+    """L2, found by the simulator: b holds the elected state, except for a key that may differ. It serves peers that a
+    cannot reach.
 
-    Only peers that end with the same are partial seeds of each other.
+    Only peers that end with the same contents are partial seeds of each other.
     """
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, *links_down)
@@ -528,7 +529,7 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
 
 
 def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
-    """S4, paths, seed 2214: peers drop frames of ids that they hear of after a greater one."""
+    """S4, paths, seed 2214: peers drop frames of ids that they first hear of after a greater one."""
     bench = bench_of("a", "b")
     bench.members("x", "y", group=1)
     bench.say("a", Linked(()))
@@ -591,7 +592,7 @@ def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
 
 
 def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> None:
-    """S5. Paths, seed 9485216: a loss had all offers looked at again, those of the refused included."""
+    """S5. Paths, seed 9485216: after a loss the master looked at all offers again, even at refused ones."""
     bench = bench_of("a", "b", "c", "d")
     bench.machine.syncs.restore_last(0, 0, frozenset(bench.peer(name) for name in "abcd"))
     unlink(bench, "ab", "bc", "bd")
@@ -608,7 +609,7 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
 
 @pytest.mark.parametrize("gone", ["a", "b", "ab"])
 def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_others_leave(gone: str) -> None:
-    """L1: there is nothing to fetch any more, or nobody to fetch from. It hears why it was refused, not who is lost."""
+    """L1: nothing is left to fetch, or nobody to fetch from. It hears why it was refused, not who is lost."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
@@ -623,7 +624,7 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
 
 
 def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_refused() -> None:
-    """L2: b has all that d fetches, as it would without c, which was offered nothing."""
+    """L2: b has everything that d fetches. c is refused and has no part in it."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ad", "bd")
     for name, own in (("a", "1"), ("b", "2")):
@@ -643,7 +644,7 @@ def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_ref
 
 @pytest.mark.parametrize("is_back", [False, True])
 def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_back: bool) -> None:
-    """L2. Impatient, seed 19633862: the loss of b ended the sync for c, which was gone, too."""
+    """L2. Impatient, seed 19633862: the loss of b ended the sync because of c, which was gone too."""
     bench = bench_of("a", "b", "c", "d")
     unlink(bench, "ac", "cd")
     for name, own in (("a", "1"), ("b", "2")):
@@ -665,7 +666,7 @@ def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links(name: str) -> None:
-    """L1: it ends the sync, as any withdrawal does. Whoever ends it, c hears why it was refused."""
+    """L1: the withdrawal ends the sync, as any does. Whoever withdraws, c hears why it was refused."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
@@ -678,7 +679,7 @@ def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for
 
 
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
-    """Who is left holds all there is: that is a sync that succeeded."""
+    """The remaining peers hold the state, so the sync has succeeded."""
     bench = bench_of("a", "b", "c")
     unlink(bench, "ac", "bc")
     for name in "abc":
@@ -688,7 +689,7 @@ def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
 
 
 def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() -> None:
-    """L2: two syncs fail by it, each after a while, and the third one goes on where they were."""
+    """L2: two syncs fail because of it, each after a while. The third one continues where they ended."""
     bench = bench_of("a", "b")
     for call_id in (1, 2, 3):
         bench.say("a", offer(call_id, 5))

@@ -1,4 +1,4 @@
-"""Calls that wait for all others: topology votes, and calls that would wait for each other for ever."""
+"""Calls that wait for all others: topology votes, and calls that would wait for each other without end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_round_takes_all_members_of_all_groups(bench: MasterBench, kind: Topol
     bench.members("x", group=1)
     assert bench.vote("a", kind, 1) == []
     assert bench.vote("b", kind, 2) == []
-    value = int(kind is OPTIMIZE)  # Nothing is known of their paths.
+    value = int(kind is OPTIMIZE)  # Nothing is known about their paths.
     assert bench.vote("x", kind, 3) == [(f"{name}1", Decision(call, OK, value)) for call, name in enumerate("abx", 1)]
 
 
@@ -57,7 +57,7 @@ def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterBench, again: bool) -> None:
-    """S6: nobody hears of it, waits for its links or admits it. It may be ready by another connection."""
+    """S6: until then nobody hears of it, waits for its links or admits it. It may report on another connection."""
     bench.hello("j", is_ready=False)
     bench.link("a", "b", "j")
     for call_id, kind in ((1, PENDING), (2, UPDATE)):
@@ -79,7 +79,7 @@ def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterB
 
 
 def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
-    """A Hello that was on its way when it said so changes nothing."""
+    """A Hello that was already on its way when it became ready changes nothing."""
     bench.hello("j", is_ready=False)
     bench.say("j", Ready())
     bench.hello_again("j", welcomed=True, is_ready=False, run_id=RUN_ID, connection=1)
@@ -90,7 +90,7 @@ def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
 
 
 def test_links_of_who_is_not_ready_are_not_waited_for(bench: MasterBench) -> None:
-    """Whoever is ready is admitted at once."""
+    """Other joiners that are ready are admitted at once."""
     bench.hello("j", is_ready=False)
     bench.register("k")
     bench.link("a", "b", "k")
@@ -184,7 +184,7 @@ def update(bench: MasterBench, call_id: int = 1) -> None:
 
 
 def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> None:
-    """L2: after the time that links take to be set up."""
+    """L2: it is admitted after the time in which links are set up."""
     bench = of_three()
     bench.register("j")
     bench.say("j", Linked(pids("ab")))
@@ -202,7 +202,7 @@ def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> No
 
 @pytest.mark.parametrize("link", "abc")
 def test_a_joiner_that_reaches_one_member_is_admitted(link: str) -> None:
-    """L2: no ring takes it in, and all-reduces go on with it."""
+    """L2: no ring can include it, and all-reduces go on with it."""
     bench = of_three()
     bench.register("j")
     bench.say("j", Linked(pids(link)))
@@ -220,7 +220,7 @@ def test_a_joiner_that_reaches_nobody_is_not_admitted() -> None:
     """S6."""
     bench = of_three()
     bench.register("j")
-    bench.say("j", Linked(pids("abc")))  # As it says.
+    bench.say("j", Linked(pids("abc")))  # j only claims these links.
     update(bench)
     bench.tick(limits.ADMISSION_WAIT_NS)
     assert bench.verdict("a", 1) == Decision(1, OK)
@@ -231,7 +231,7 @@ def test_a_joiner_that_reaches_nobody_is_not_admitted() -> None:
 
 
 def test_a_joiner_that_reaches_one_member_may_wait() -> None:
-    """It is not removed for lack of a link that it can do without; but when it cannot, its time begins."""
+    """It is not removed for a link that it can do without. When it cannot do without it, its time begins."""
     bench = of_three()
     bench.register("j")
     for name, linked in (("j", "ab"), ("a", "bcj")):
@@ -244,7 +244,7 @@ def test_a_joiner_that_reaches_one_member_may_wait() -> None:
 
 
 def test_joiners_that_lack_links_are_judged_together() -> None:
-    """One may reach the members by another one that is admitted with it, if that registered before it."""
+    """A joiner may reach the members through another one that is admitted with it, if that one registered first."""
     bench = of_three()
     bench.register("i", "j", "k")
     for name, linked in (("i", "jk"), ("j", "ai"), ("k", "i"), ("a", "bcj")):
@@ -282,14 +282,14 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
             assert f"by {voter}" in answer.reason
     assert not bench.snapshot()["pending"]
     assert not bench.snapshot()["pending"]
-    for name in "ab":  # And all goes on.
+    for name in "ab":  # And both go on afterwards.
         ask(bench, name, "pending", 2)
     assert bench.verdict("a", 2) == Decision(2, OK)
 
 
 @pytest.mark.parametrize("first, second", list(itertools.permutations(["update", "optimize", "pending"], 2)))
 def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str, second: str) -> None:
-    """L1: such a round takes the members of all groups, so neither would ever be complete."""
+    """L1: such a round needs the members of all groups, so neither call would ever be complete."""
     bench.members("x", group=1)
     ask(bench, "a", first)
     ask(bench, "x", second)
@@ -308,13 +308,13 @@ def test_three_different_calls() -> None:
     assert bench.vote("c", UPDATE, 1) != []
     assert isinstance(bench.verdict("b", 1), Decision)
     assert isinstance(bench.verdict("c", 1), Decision)
-    assert bench.verdict("a", 1) is None  # The others are free to vote for it now.
+    assert bench.verdict("a", 1) is None  # The others can still vote for it.
     bench.begin("b", 2)
     assert isinstance(bench.begin("c", 2)[0][1], Plan)
 
 
 def test_a_vote_after_all_have_voted_for_the_collective(bench: MasterBench) -> None:
-    """A peer that has voted on a collective may wait elsewhere: it is not waited for there."""
+    """A peer that has voted on a collective may wait in another call: the collective no longer waits for it."""
     bench.begin("a", 1)
     bench.vote("a", UPDATE, 2)
     assert bench.verdict("a", 2) is None
@@ -336,7 +336,7 @@ def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None
     bench.begin("x", 1)
     bench.vote("a", UPDATE, 1)
     assert bench.verdict("a", 1) is bench.verdict("x", 1) is None
-    bench.vote("y", UPDATE, 1)  # Now x waits for y and y for x.
+    bench.vote("y", UPDATE, 1)  # Now x waits for y, and y for x.
     for name in "axy":
         answer = bench.verdict(name, 1)
         assert isinstance(answer, Decision)
@@ -382,13 +382,13 @@ def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
     bench.vote("b", UPDATE, 1)
     refused = [bench.verdict("b", 1), bench.verdict("a", 1)]
     assert all(isinstance(answer, Decision) and answer.result == Result.INVALID_USAGE for answer in refused)
-    # Nobody waits for the second tag any more but a; b is free to vote on it.
+    # Only a still waits in the second tag; b can vote on it.
     bench.begin("b", 2, spec(2))
     assert len(bench.plans) == 1
 
 
 def test_a_conflict_is_one_decision_for_all_whose_calls_it_ends(bench: MasterBench) -> None:
-    """S1: who is not told by this master is told by the next, whatever it waits in."""
+    """S1: a peer that does not hear it from this master hears it from the next, whatever call it waits in."""
     bench.begin("a", 5)
     bench.vote("b", UPDATE, 6)
     answers = [bench.peer("a").answers[5], bench.peer("b").answers[6]]

@@ -59,7 +59,7 @@ def test_all_are_spanning_trees_over_usable_paths(count: int) -> None:
 
 
 def test_stars_follow_the_rates_of_hosts() -> None:
-    """1 + 2 w <= T u for each of four, and the shares w are 1 in all: so T is 6 / 16 s for 1 GB."""
+    """1 + 2 w <= T u for each of the four, and the shares w sum to 1: so T is 6 / 16 s for 1 GB."""
     network = made_of([[None] * 4] * 4, [3000 * MB, 3000 * MB, 4000 * MB, 6000 * MB])
     found = stars(network)
     assert all(tree.parents == (tree.root,) * 4 for tree in found)
@@ -88,7 +88,7 @@ def test_islands_have_no_tree() -> None:
 
 
 def test_roots_are_spread() -> None:
-    """Each tree is a chain of three: the middle adds most."""
+    """Each tree is a chain of three: its middle adds the most."""
     found = stars(made_of([[100 * MB] * 6] * 6))
     assert len({tree.root for tree in found}) == 6
 
@@ -106,7 +106,7 @@ def test_a_slow_pair_of_clusters_uses_all_paths_between_them() -> None:
 
 
 def test_the_cut_with_the_least_rate_is_the_bound() -> None:
-    """Between pairs that are quick in themselves: 300 + 300 + 50 + 50."""
+    """Between pairs that are quick internally: 300 + 300 + 50 + 50."""
     table = [[None, 1000, 300, 50], [1000, None, 50, 300], [300, 50, None, 1000], [50, 300, 1000, None]]
     rates = [[None if rate is None else rate * MB for rate in row] for row in table]
     assert best(made_of(rates)) == pytest.approx(1000 / 700, rel=0.02)
@@ -125,7 +125,7 @@ def test_small_tensors_have_few_lanes(wire_bytes: int) -> None:
 
 
 def test_where_latency_counts_trees_are_not_deep() -> None:
-    """A chain is as quick as anything for a large tensor, but a small one takes the star at once."""
+    """A chain is as quick as any tree for a large tensor, but a small one takes the star at once."""
     count = 16
     rates: list[list[int | None]] = [[50 * MB] * count for _ in range(count)]
     for one in range(count - 1):

@@ -1,4 +1,4 @@
-"""Tensors that say that they are on a GPU, which this machine need not have. The fixture `gpu` has their device."""
+"""Tensors that claim to be on a GPU, which this machine need not have. The fixture `gpu` has their device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class OnGpu(torch.Tensor):  # type: ignore[misc]
-    """Its memory is the host's. What torch makes of such tensors is on the GPU, too."""
+    """A tensor in host memory. The tensors that torch makes from it also claim to be on the GPU."""
 
     @property
     def device(self) -> Any:
@@ -16,11 +16,11 @@ class OnGpu(torch.Tensor):  # type: ignore[misc]
 
 
 def on_gpu(values: Any, dtype: Any = None) -> Any:
-    """A tensor there with these values."""
+    """A tensor on the GPU with these values."""
     return torch.as_tensor(values, dtype=dtype).as_subclass(OnGpu)
 
 
 def on_cpu(tensor: Any) -> Any:
-    """What is there now."""
+    """The present contents of such a tensor."""
     assert isinstance(tensor, OnGpu)
     return tensor.as_subclass(torch.Tensor)

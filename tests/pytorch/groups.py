@@ -31,7 +31,7 @@ class Ranks:
     def __init__(self, size: int, timeout: timedelta = TIMEOUT) -> None:
         self.size = size
         self._threads = ThreadPoolExecutor(size)
-        # As launchers do it: each rank has a connection to the store, which one thread has at a time.
+        # As launchers do: each rank has a connection to the store, which one thread uses at a time.
         served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         stores = [served] + [dist.TCPStore("127.0.0.1", served.port, timeout=timeout) for _ in range(1, size)]
 
@@ -45,21 +45,21 @@ class Ranks:
         return self._each(lambda rank: function(self.groups[rank], rank), range(self.size))
 
     def some(self, ranks: list[int], function: Callable[[ProcessGroup, int], T]) -> list[T]:
-        """The same of some of the ranks."""
+        """Runs a function for some of the ranks in the same way."""
         return self._each(lambda rank: function(self.groups[rank], rank), ranks)
 
     def _each(self, function: Callable[[int], T], ranks: Iterable[int]) -> list[T]:
         return at_once(self._threads, function, ranks)
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the group."""
         self.all(lambda group, _: group.shutdown())
         self._threads.shutdown()
 
 
 @contextlib.contextmanager
 def local_ranks(size: int, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
-    """A process group, left at the end."""
+    """A process group. All ranks leave it at the end."""
     ranks = Ranks(size, timeout)
     try:
         yield ranks

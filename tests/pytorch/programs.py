@@ -1,4 +1,4 @@
-"""Training programs of several processes."""
+"""Training programs with several processes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ LONGEST_SECONDS = 150
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def torchrun(size: int, *arguments: str | Path, restarts: int = 0, may_abort: bool = False, **environment: str) -> str:
-    """Runs a program under torchrun on `size` ranks; returns what they print. Fails unless all end with 0.
+    """Runs a program under torchrun on `size` ranks, and returns their output. Fails unless all end with status 0.
 
     Args:
-        size: ranks.
+        size: number of ranks.
         arguments: the program and its arguments.
-        restarts: how often all ranks are started again when one has failed.
-        may_abort: whether they may end in another way. What they print as errors is printed then.
-        environment: variables beside those of this process.
+        restarts: how often all ranks are restarted after one has failed.
+        may_abort: whether they may end with another status. If so, their error output is printed.
+        environment: variables in addition to those of this process.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--standalone"]
     command += ["--max-restarts", str(restarts)]
-    # Else Gloo finds addresses of processes of before a restart.
+    # Otherwise Gloo finds addresses of processes from before a restart.
     shared = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
         [*command, *map(str, arguments)],
@@ -48,7 +48,7 @@ def torchrun(size: int, *arguments: str | Path, restarts: int = 0, may_abort: bo
 
 
 class Processes:
-    """The ranks of a program, each a process with the variables that torch's launchers set. Lines of input reach it."""
+    """The ranks of a program, each a process with the variables that torch's launchers set. They read input lines."""
 
     def __init__(self, program: str | Path, size: int, *arguments: str, **environment: str) -> None:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
@@ -79,14 +79,14 @@ class Processes:
         return output.readline().strip()
 
     def tell(self, rank: int, line: str = "") -> None:
-        """Gives a rank a line."""
+        """Sends a line to a rank."""
         into = self.ranks[rank].stdin
         assert into is not None
         into.write(line + "\n")
         into.flush()
 
     def end(self, rank: int) -> str:
-        """Waits until a rank has ended, with 0; returns the rest of what it printed."""
+        """Waits until a rank has ended with status 0. Returns the rest of its output."""
         output, _ = self.ranks[rank].communicate(timeout=LONGEST_SECONDS)
         assert self.ranks[rank].returncode == 0
         return output

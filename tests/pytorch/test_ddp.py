@@ -20,8 +20,8 @@ DIGITS = ROOT / "examples" / "ddp_digits.py"
 def train(backend: str, ranks: int, directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The losses that the example prints, and its weights.
 
-    A thread of Gloo that frees its last call while Python ends aborts the process (issue 190489 of PyTorch). That is
-    after the barrier at the end of the example, when all is printed and saved.
+    A Gloo thread that frees its last call while Python ends aborts the process (issue 190489 of PyTorch). This happens
+    after the barrier at the end of the example, when everything is printed and saved.
     """
     weights = directory / f"{backend}.pt"
     options = ("--backend", backend, "--epochs", "2", "--samples", "400", "--save", weights)
@@ -84,7 +84,7 @@ dist.destroy_process_group()
 
 
 def test_checkpoints_of_torch(tmp_path: Path) -> None:
-    """In the background, and from what rank 0 has: torch asks for which devices the group is."""
+    """In the background, and with the state of rank 0: torch asks for the group's devices."""
     with Processes(CHECKPOINTS, 2, str(tmp_path)) as processes:
         assert [processes.end(rank) for rank in range(2)] == ["[[1.0, 1.0], [1.0, 1.0]] [1.0, 1.0]\n"] * 2
 
@@ -108,7 +108,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_is_killed_ends_the_backward_pass_of_all(victim: int) -> None:
-    """L1: with rank 0 dies the master, too, and the store."""
+    """L1: if rank 0 dies, the master and the store die with it."""
     with Processes(LOSS, 3) as processes:
         assert [processes.line(rank) for rank in range(3)] == ["trains"] * 3
         processes.ranks[victim].kill()

@@ -54,9 +54,9 @@ def a_model() -> list[Any]:
 
 
 def step(run: Callable[..., Any], parameters: list[Any], value: float, layout: list[list[int]]) -> list[float]:
-    """A backward pass whose gradients are value, 2 value, 3 value; returns the first elements of what comes back.
+    """A backward pass with gradients value, 2 value, 3 value. Returns the first elements of the results.
 
-    Parameters and gradients may be on a GPU that is not there.
+    Parameters and gradients may be on a fake GPU.
     """
     buckets = [
         Bucket(
@@ -93,7 +93,7 @@ def test_the_example_goes_on_alone_if_all_others_are_lost_in_a_sync(monkeypatch:
 
 
 def average_of(values: list[float], weights: list[float]) -> list[list[float]]:
-    """What two peers get, each of which has a gradient of one value, as the mean of so many samples."""
+    """The results of two peers, each with gradients of one value, as the mean of this many samples."""
     with local_run(2) as run:
 
         def train(comm: zpccl.Communicator) -> list[float]:
@@ -107,7 +107,7 @@ def average_of(values: list[float], weights: list[float]) -> list[list[float]]:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_gradients_of_no_samples_do_not_count_whatever_they_are(value: float) -> None:
-    """The mean of nothing is not a number."""
+    """The mean of no samples is NaN."""
     assert average_of([1.5, value], [4, 0]) == [[1.5, 1.5]] * 2
 
 
@@ -122,7 +122,7 @@ def test_a_weight_that_cannot_be(weight: float) -> None:
 
 @pytest.mark.parametrize("weights", [None, (1, 3), (0, 2), (0, 0)])
 def test_buckets_may_be_cut_otherwise_on_each_peer(weights: tuple[int, int] | None) -> None:
-    """A peer that is in its first step has others than those that are not."""
+    """A peer in its first step has other buckets than peers that are not."""
     with local_run(2) as run:
 
         def train(comm: zpccl.Communicator) -> list[list[float]]:
@@ -140,9 +140,9 @@ def test_buckets_may_be_cut_otherwise_on_each_peer(weights: tuple[int, int] | No
 
 
 def test_gradients_on_a_gpu(gpu: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one peer; the other one has none."""
+    """One peer has a GPU, the other has none."""
     future = torch.futures.Future
-    monkeypatch.setattr(torch.futures, "Future", lambda devices: future())  # torch here may have no GPUs.
+    monkeypatch.setattr(torch.futures, "Future", lambda devices: future())  # The installed torch may support no GPUs.
     with local_run(2) as run:
 
         def train(comm: zpccl.Communicator) -> list[float]:
@@ -172,7 +172,7 @@ def test_alone_it_goes_on_with_its_own() -> None:
 
 
 def test_too_few_peers_are_told_and_keep_their_gradients() -> None:
-    """S2, L1: all that are left, once they are fewer than the run needs."""
+    """S2, L1: all remaining peers, once there are fewer than the run needs."""
     with local_run(3, min_world_size=3) as run:
         run.comms[2].close()
 
@@ -244,7 +244,7 @@ with zpccl.Communicator() as comm:
 
 @pytest.mark.parametrize(("weights", "means"), [("None", "0.5 1.0"), ("equal", "0.5 1.0"), ("first", "1.0 0.0")])
 def test_all_get_the_gradients_of_parameters_that_some_have_not_used(weights: str, means: str) -> None:
-    """S1: as with other backends. One that nobody has used is left alone."""
+    """S1: as with other backends. A parameter that no peer has used does not change."""
     with a_master() as address, Processes(BRANCHES, 2, weights, ZPCCL_MASTER=address) as two:
         ends = [two.end(rank).splitlines() for rank in range(2)]
     expected = [f"{means} none"] * 3 + ["1.0 none none" if weights == "first" else "1.5 none none"]
@@ -276,7 +276,7 @@ with zpccl.Communicator() as comm:
 
 
 def test_a_step_that_failed_leaves_no_parameter_used() -> None:
-    """S1: DDP is made anew after that, with the same hook."""
+    """S1: DDP is then created anew, with the same hook."""
     with a_master() as address, Processes(ANEW, 2, ZPCCL_MASTER=address) as two:
         assert [two.end(rank) for rank in range(2)] == ["True\nnone 0.5 1.0\n"] * 2
 
@@ -341,7 +341,7 @@ def test_a_peer_that_is_killed_leaves_the_others_with_equal_weights() -> None:
 
 @pytest.mark.slow
 def test_the_elastic_example() -> None:
-    """Hook, sampler and shared state together. One peer may be through before the other is there."""
+    """Hook, sampler and shared state together. One peer may finish before the other one comes."""
     example = ROOT / "examples" / "ddp_elastic.py"
     with (
         a_master() as address,

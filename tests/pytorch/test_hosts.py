@@ -31,4 +31,4 @@ def test_a_host_that_loses_a_process_comes_back_as_a_whole(caplog: pytest.LogCap
         )
         ends = [host.result().splitlines()[-1] for host in (one, two)]
     assert ends[0] == ends[1] and ends[0].startswith("weights "), ends
-    assert caplog.text.count("2 of 2 of host two") >= 2  # It was there, and came back.
+    assert caplog.text.count("2 of 2 of host two") >= 2  # It was complete, and came back.

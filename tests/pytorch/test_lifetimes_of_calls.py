@@ -1,4 +1,4 @@
-"""Answers of messages and Works where something fails or ends in the middle."""
+"""Answers of messages, and Works, when something fails or ends in the middle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 
 def test_a_future_is_answered_though_the_group_has_just_ended() -> None:
-    """L1: the thread of a pair may fail a message after that."""
+    """L1: the thread of a pair may fail a message after the end."""
     configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
     message = Message()
     future = Work(configuration, [Part(message)], [], 1, 5).get_future()
@@ -60,7 +60,7 @@ def test_a_callback_waits_for_others_though_the_group_has_just_ended() -> None:
 
 
 def test_callbacks_of_many_collectives_wait_for_one() -> None:
-    """L1: it is the last that ends, and its future needs a thread, too."""
+    """L1: the last one to end is the one waited for, and its future needs a thread too."""
     configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
     messages = [Message() for _ in range(20)]
     *futures, last = [Work(configuration, [Part(message)], [], 1, 5).get_future() for message in messages]
@@ -80,7 +80,7 @@ def test_callbacks_of_many_collectives_wait_for_one() -> None:
 
 
 def test_a_message_is_answered_whatever_the_meeting_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: others that wait behind it, too."""
+    """L1: messages that wait behind it are answered too."""
 
     def fail(*_: object, **__: object) -> Any:
         raise OSError(errno.EMFILE, "too many open files")
@@ -125,7 +125,7 @@ def test_a_call_that_has_ended_is_freed_without_a_collection_of_garbage(what: st
 
 
 def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
-    """B1: a program may keep the first one."""
+    """B1: a program may keep the first message."""
     with groups.local_ranks(2) as ranks:
         first = ranks.groups[0].send([torch.ones(1)], 1, 0)
         behind = [ranks.groups[0].send([torch.ones(1)], 1, 0) for _ in range(40)]
@@ -143,7 +143,7 @@ def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
 
 
 def test_a_callback_at_the_end_of_the_program_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python would end its thread in the middle, and the process abort."""
+    """Otherwise Python would end its thread in the middle, and the process would abort."""
     from zpccl.torch import configuration as module
 
     configuration = Configuration(Membership(0, 1, None, (0,), None, dist.HashStore()))
@@ -192,7 +192,7 @@ print(tensor.item())
 
 
 def test_a_forked_child_that_destroys_the_group_does_not_leave_for_its_parent() -> None:
-    """Rank 0 ends the master once all have left, or seem to."""
+    """Rank 0 ends the master once all have left, or seem to have left."""
     with Processes(FORKS, 2) as processes:
         assert processes.line(1) == "True"
         processes.tell(1)

@@ -1,4 +1,4 @@
-"""Collectives of the torch backend: what all of torch expects of them, and what becomes of them when ranks are lost."""
+"""Collectives of the torch backend: they do what torch expects, and fail as specified when ranks are lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OPERATIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 def rows_of(size: int, *shape: int) -> Any:
-    """One tensor for each rank, of small whole numbers, so that sums are exact in any order."""
+    """One tensor for each rank, with small whole numbers, so that sums are exact in any order."""
     return torch.randint(1, 5, (size, *shape), generator=torch.Generator().manual_seed(size)).double()
 
 
@@ -203,7 +203,7 @@ def test_empty_tensors_and_barrier(ranks: Any) -> None:
 
 
 def test_many_equal_collectives_in_flight(trio: Any) -> None:
-    """B1: more than there are tags for at a time, waited for in another order."""
+    """B1: more than there are tags for at one time, and waited for in another order."""
 
     def run(group: Any, rank: int) -> None:
         tensors = [torch.full((3,), float(i)) for i in range(100)]
@@ -243,7 +243,7 @@ def test_futures(trio: Any) -> None:
 
 
 def test_messages_around_a_ring(trio: Any) -> None:
-    """L1: all receive before they send, as a pipeline does. Bytes arrive whatever their dtype and shape."""
+    """L1: all receive before they send, as a pipeline does. Bytes arrive with any dtype and shape."""
 
     def run(group: Any, rank: int) -> None:
         for dtype in (torch.float32, torch.bool, torch.complex64):
@@ -259,7 +259,7 @@ def test_messages_around_a_ring(trio: Any) -> None:
 
 
 def test_messages_are_told_apart_by_tag_and_arrive_in_order(trio: Any) -> None:
-    """More of them than travel at a time, received in another order of tags, both ways at once."""
+    """There are more than travel at one time, received in another order of tags, in both directions at once."""
     count = 50
 
     def run(group: Any, rank: int) -> None:
@@ -276,7 +276,7 @@ def test_messages_are_told_apart_by_tag_and_arrive_in_order(trio: Any) -> None:
 
 
 def test_a_message_waits_for_no_other_rank() -> None:
-    """L1: a rank that has not come yet for its first message delays only that."""
+    """L1: a rank that has not come for its first message yet delays only that message."""
     with groups.local_ranks(3) as ranks:
         early = ranks.groups[0].recv([torch.zeros(1)], 2, 0)
         ranks.some([0, 1], lambda group, rank: (group.send, group.recv)[rank]([torch.ones(1)], 1 - rank, 0).wait())
@@ -300,7 +300,7 @@ def test_what_cannot_be_sent(trio: Any) -> None:
 
 @pytest.mark.parametrize("have_met", [False, True])
 def test_a_lost_rank_fails_messages(have_met: bool) -> None:
-    """L1: those with it, and those among others, which may not be issued any more."""
+    """L1: messages with that rank fail, and so do messages among the others, which may not be issued any more."""
     with groups.local_ranks(3) as ranks:
         if have_met:
             ranks.some(
@@ -317,7 +317,7 @@ def test_a_lost_rank_fails_messages(have_met: bool) -> None:
 
 
 def test_more_messages_than_a_peer_may_have_calls() -> None:
-    """L1: of as many tags, so that none of them waits for another one of its own."""
+    """L1: they have as many tags, so that none of them waits for another one of the same tag."""
     count = limits.CALLS_IN_FLIGHT_MAX + 50
     with groups.local_ranks(2) as ranks:
 
@@ -344,7 +344,7 @@ def test_a_message_that_nobody_receives() -> None:
 
 
 def every_collective(group: Any, rank: int, place: Callable[[Any], Any]) -> list[Any]:
-    """Calls each with small whole numbers, whose tensors `place` puts somewhere; returns the outputs."""
+    """Makes each call with small whole numbers, in tensors that `place` moves to a device. Returns the outputs."""
     size = group.size()
     rows = rows_of(size, 6)
     mine = rows[rank]
@@ -388,7 +388,7 @@ def every_collective(group: Any, rank: int, place: Callable[[Any], Any]) -> list
 
 
 def test_tensors_on_a_gpu(ranks: Any, gpu: FakeDevice) -> None:
-    """S1: all is as on the CPU, the outputs are where they were, and no copy is under way."""
+    """S1: everything is as on the CPU, the outputs stay where they were, and no copy is in progress."""
 
     def on_cpu(value: Any) -> Any:
         return [on_cpu(each) for each in value] if isinstance(value, list) else gpus.on_cpu(value)
@@ -404,7 +404,7 @@ def test_tensors_on_a_gpu(ranks: Any, gpu: FakeDevice) -> None:
 
 
 def test_one_element_with_gaps_on_a_gpu(gpu: FakeDevice) -> None:
-    """S1: a column of one row, which torch calls contiguous whatever its strides are."""
+    """S1: a column of one row, which torch calls contiguous for any strides."""
     with groups.local_ranks(2) as ranks:
 
         def run(group: Any, rank: int) -> Any:
@@ -463,7 +463,7 @@ def test_an_error_of_torch_is_one_of_the_group(gpu: FakeDevice, what: str) -> No
 
 
 def test_a_future_knows_the_gpus_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch refuses tensors on others."""
+    """torch refuses tensors on other GPUs."""
     asked: list[Any] = []
     monkeypatch.setattr(torch.futures, "Future", lambda devices: asked.append(devices))
     for value in (torch.ones(1), gpus.on_gpu(1), [[torch.ones(1)], [gpus.on_gpu(1), gpus.on_gpu(1)]], []):
@@ -474,7 +474,7 @@ def test_a_future_knows_the_gpus_of_its_tensors(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_collectives_on_a_gpu(ranks: Any) -> None:
-    """Each behind what was queued before it; what uses an output afterwards sees it on any stream."""
+    """Each runs after the work queued before it. Later users of an output see it on any stream."""
 
     def run(group: Any, rank: int) -> None:
         found = every_collective(group, rank, lambda tensor: tensor.cuda())
@@ -508,7 +508,7 @@ def test_a_wrong_tensor_is_refused_and_the_group_goes_on(trio: Any) -> None:
 
 
 def test_of_a_coalesced_collective_all_is_refused_or_nothing(trio: Any) -> None:
-    """S4: what was fine is not reduced after the call has raised."""
+    """S4: the valid part is not reduced after the call has raised."""
 
     def run(group: Any, rank: int) -> None:
         tensor, gathered = torch.ones(4), torch.zeros(12)
@@ -559,7 +559,7 @@ WRONG_SHAPES: dict[str, Callable[[Any, int], Any]] = {
 
 @pytest.mark.parametrize("what", WRONG_SHAPES)
 def test_tensors_that_do_not_fit_are_refused(trio: Any, what: str) -> None:
-    """As by other backends: nothing is cut short, converted, or taken for what it is not. In any order of peer ids."""
+    """As by other backends: nothing is truncated, converted or misinterpreted. This holds in any order of peer ids."""
 
     def run(group: Any, rank: int) -> None:
         with pytest.raises(zpccl.InvalidArgument):
@@ -570,7 +570,7 @@ def test_tensors_that_do_not_fit_are_refused(trio: Any, what: str) -> None:
 
 
 def test_no_rank_gets_half_a_complex_number() -> None:
-    """Which travels as bytes, and these could be shared evenly."""
+    """Complex numbers travel as bytes, which could be divided evenly."""
     with groups.local_ranks(2) as ranks:
 
         def run(group: Any, rank: int) -> None:
@@ -585,7 +585,7 @@ def test_no_rank_gets_half_a_complex_number() -> None:
 
 
 def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
-    """L1, S2: also what the lost rank had not issued, and in whatever way it is waited for."""
+    """L1, S2: including calls that the lost rank had not issued, and for any way to wait."""
     with groups.local_ranks(3) as ranks:
         assert ranks.all(lambda group, _: group.communicator.min_world_size) == [3] * 3
         ranks.all(lambda group, _: group.barrier().wait())
@@ -615,7 +615,7 @@ def test_ranks_that_issue_different_collectives_are_told() -> None:
 
 
 def test_a_rank_that_does_not_come_in_time() -> None:
-    """L1: `wait` ends at its timeout, and this rank leaves, so that the others do not wait for it either."""
+    """L1: `wait` ends at its timeout. This rank leaves, so that the others do not wait for it either."""
     with groups.local_ranks(3) as ranks:
         works = ranks.some([0, 1], lambda group, _: group.barrier())
         with pytest.raises(zpccl.OperationTimeout):
@@ -629,7 +629,7 @@ def late(group: Any) -> Callable[[], Any]:
 
 
 def test_a_rank_that_never_calls_fails_a_future() -> None:
-    """L1: nobody gives a future a timeout; the group's own does."""
+    """L1: a future has no timeout of its own; the group's timeout ends it."""
     with groups.local_ranks(2, timedelta(seconds=1)) as ranks:
         done = threading.Event()
         future = ranks.groups[0].barrier().get_future()
@@ -640,19 +640,19 @@ def test_a_rank_that_never_calls_fails_a_future() -> None:
 
 
 def test_a_group_may_wait_longer_than_a_master() -> None:
-    """Which waits a day for a rank at most. Programs that want no timeout give a long one."""
+    """A master waits at most a day for a rank. Programs that want no timeout set a long one."""
     master = rendezvous._publish_master(dist.HashStore(), timedelta(days=300), is_default=False)
     master.interrupt()
 
 
 def test_not_all_ranks_come() -> None:
-    """L1: those that are there are told."""
+    """L1: the present ranks get an error."""
     with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
         rendezvous.meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)
 
 
 def test_the_same_ranks_meet_in_the_same_store_again() -> None:
-    """After destroy_process_group and init_process_group in a job of torchrun. Messages find each other again, too."""
+    """After destroy_process_group and init_process_group in a job of torchrun. Messages work again too."""
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
         for meeting in range(3):
@@ -672,7 +672,7 @@ def test_the_same_ranks_meet_in_the_same_store_again() -> None:
 
 
 def test_a_rank_that_came_in_vain_is_forgotten() -> None:
-    """The next one waits for it, and does not look for the master of then."""
+    """The next one waits for it, and does not look for the earlier master."""
     store = dist.HashStore()
     for rank in range(2):
         with pytest.raises(zpccl.OperationTimeout, match="not all of 2 ranks"):
@@ -680,7 +680,7 @@ def test_a_rank_that_came_in_vain_is_forgotten() -> None:
 
 
 def test_a_rank_may_leave_as_soon_as_the_group_is_made() -> None:
-    """Others need not have read the list of members by then."""
+    """The others may not have read the list of members by then."""
     for _ in range(20):
         with ThreadPoolExecutor(2) as threads:
             store = dist.HashStore()
@@ -696,7 +696,7 @@ def test_a_rank_may_leave_as_soon_as_the_group_is_made() -> None:
 
 
 def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: in whatever order they are admitted."""
+    """L1: in any order in which they are admitted."""
     with local_run(1) as run, ThreadPoolExecutor(3) as threads:
         monkeypatch.setenv("ZPCCL_MASTER", run.master.address)
         store = dist.HashStore()
@@ -711,7 +711,7 @@ def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 @contextlib.contextmanager
 def interrupted_soon() -> Iterator[None]:
-    """Code that a signal handler ends by an exception."""
+    """Code that a signal handler ends with an exception."""
 
     def end(number: int, frame: Any) -> None:
         raise TimeoutError("the job ends")
@@ -727,14 +727,14 @@ def interrupted_soon() -> Iterator[None]:
 
 
 def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> None:
-    """L1: in a message that waits for the other rank. TimeoutError is what futures raise, too."""
+    """L1: in a message that waits for the other rank. Futures raise TimeoutError too."""
     with interrupted_soon():
         pairs.Message().wait(20)
     assert pairs.Message().wait(0.01)[0] is False
 
 
 def test_an_interrupted_collective_ends_the_group() -> None:
-    """L1: no other rank waits for what this one has given up."""
+    """L1: no other rank waits for the call that this one has given up."""
     with groups.local_ranks(2) as ranks:
         group, other = ranks.groups
         work = group.allreduce([torch.ones(1)])
@@ -745,7 +745,7 @@ def test_an_interrupted_collective_ends_the_group() -> None:
 
 
 def test_nothing_is_received_after_an_interruption() -> None:
-    """S4: when the other rank comes for the first time after that."""
+    """S4: the other rank comes for the first time after that."""
     with groups.local_ranks(2) as ranks:
         group, other = ranks.groups
         tensor = torch.zeros(1)
@@ -757,7 +757,7 @@ def test_nothing_is_received_after_an_interruption() -> None:
 
 
 def test_an_interruption_between_the_calls_of_a_collective_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: else the rest of it on other ranks meets what this one issues next, which may look the same."""
+    """S4: otherwise the rest of it on other ranks meets the next calls of this one, which may look the same."""
     with groups.local_ranks(2) as ranks:
         group, other = ranks.groups
         issue = configurations.Configuration.issue
@@ -775,7 +775,7 @@ def test_an_interruption_between_the_calls_of_a_collective_ends_the_group(monkey
 
 
 def test_a_handler_leaves_while_a_collective_is_issued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: as programs do at SIGTERM. The peer's thread ends what is in flight meanwhile."""
+    """L1: as programs do at SIGTERM. Meanwhile the peer's thread ends the calls in flight."""
     with groups.local_ranks(2) as ranks:
         group = ranks.groups[0]
         work = group.allreduce([torch.ones(1)])
@@ -796,7 +796,7 @@ def test_a_handler_leaves_while_a_collective_is_issued(monkeypatch: pytest.Monke
 
 
 def test_a_store_that_hangs_keeps_no_rank_that_came_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: its host stands still, and torch waits for the answer without end."""
+    """L1: its host does not respond, and torch waits for the answer without end."""
     answers = threading.Event()
 
     class Hangs(dist.PrefixStore):  # type: ignore[misc, name-defined]

@@ -1,4 +1,4 @@
-"""Process groups that are given other ranks, again and again, as torch 2.14 does it."""
+"""Process groups that get other ranks, again and again, as torch 2.14 does it."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Groups:
         return found
 
     def configure(self, who: list[int], handles: Any = None, timeout: timedelta | None = None) -> list[Any]:
-        """Makes those groups the ranks of one configuration. Returns their errors.
+        """Makes these groups the ranks of one configuration. Returns their errors.
 
         Args:
             who: the groups.
-            handles: of the ranks; by default those of the groups, in their order.
-            timeout: for meeting.
+            handles: handles of the ranks; by default those of the groups, in their order.
+            timeout: timeout of the meeting.
         """
         handles = handles or [self.handles[i] for i in who]
         options = SimpleNamespace(uuid=next(self._numbers), handles=handles, timeout=timeout, hints={})
         return self.each(who, lambda group: groups.failure(lambda: group.reconfigure(options).wait()))
 
     def sums(self, who: list[int]) -> list[float]:
-        """What each of them has after an all-reduce of its 2 ** rank, which says which ranks took part."""
+        """The result of each in an all-reduce of its 2 ** rank, which shows which ranks took part."""
 
         def reduce(group: Any) -> float:
             tensor = torch.tensor([2.0 ** group.rank()])
@@ -73,7 +73,7 @@ def four() -> Iterator[Groups]:
 
 
 def test_ranks_come_and_go(four: Groups) -> None:
-    """Ranks are those of the list, and all collectives are among them; messages of two ranks, too."""
+    """Ranks are those of the list. All collectives are among them, and so are messages of two ranks."""
     assert all(group.supports_reconfigure for group in four.all)
     for who in ([0, 1], [2, 1, 0], [3], [3, 0, 1, 2]):
         assert four.configure(who) == [None] * len(who)
@@ -108,7 +108,7 @@ def test_without_ranks_nothing_is_issued(size: int) -> None:
 
 
 def test_a_lost_rank_and_a_new_one(four: Groups) -> None:
-    """S2, L1: what is in flight fails, its inputs as they were, and goes on failing beside the ranks that follow."""
+    """S2, L1: calls in flight fail, with their inputs as before, and they stay failed while the next ranks work."""
     four.configure([0, 1, 2])
     tensors = [torch.ones(5), torch.ones(5)]
     works = [four.all[i].allreduce([tensors[i]]) for i in (0, 1)]
@@ -136,7 +136,7 @@ def test_what_is_in_flight_when_the_ranks_change_fails(four: Groups) -> None:
 
 
 def test_a_rank_that_does_not_come(four: Groups) -> None:
-    """L1: the others are told in time, whether its process lives or is gone, and try again without it."""
+    """L1: the others get an error in time, whether its process lives or not, and try again without it."""
     gone = process_group.ProcessGroup(0, 1, PATIENCE, None)
     handle = gone.get_reconfigure_handle()
     gone.shutdown()
@@ -174,7 +174,7 @@ def test_a_group_of_a_launcher_has_its_ranks() -> None:
             ranks.groups[0].get_reconfigure_handle()
 
 
-# Each line of input has a number and the handles of all who are to take part; then sums are made, until one fails.
+# Each line of input has a number and the handles of all ranks that take part. They then sum until a sum fails.
 PROGRAM = """
 import sys
 import torch
@@ -204,7 +204,7 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="torch has no reconfigure before 2.14")
 def test_processes_by_torch_itself() -> None:
-    """L1, S2: by torch's own functions, zpccl.torch not imported; one process is killed, and another one comes."""
+    """L1, S2: with torch's own functions, without an import of zpccl.torch. One process is killed, another comes."""
     with programs.Processes(PROGRAM, 4) as run:
         handles = [run.line(rank) for rank in range(4)]
 
@@ -276,7 +276,7 @@ dist.destroy_process_group()
 @pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="torch takes no backends in Python before 2.14")
 @pytest.mark.parametrize("backend", ["zpccl", "cpu:zpccl,meta:gloo"])
 def test_shrinking(backend: str) -> None:
-    """L1, S2: alone, and as the backend of one of two devices, where what fails has its type, too."""
+    """L1, S2: as the only backend, and as the backend of one of two devices, where errors have their own type too."""
     with programs.Processes(SHRINKING, 3, backend) as run:
         assert [run.line(rank) for rank in range(3)] == ["checked 3"] * 3
         run.ranks[2].kill()

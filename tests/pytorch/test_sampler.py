@@ -1,4 +1,4 @@
-"""Samples are dealt once each, whoever comes and goes."""
+"""Each sample is assigned once, whichever peers come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TROUBLE = st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.booleans()), m
 def test_each_sample_is_read_once(
     length: int, batch_size: int, size: int, shuffle: bool, trouble: list[tuple[bool, int, bool]]
 ) -> None:
-    """In each step a peer may be lost, before or after its gradients count, and one may join after it."""
+    """In each step a peer may be lost, before or after its gradients count. After it a peer may join."""
 
     def new_peer() -> Any:
         sampler = ElasticSampler(length, seed=3, shuffle=shuffle)

@@ -24,7 +24,7 @@ def test_a_training_loop_finds_its_tags_again() -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=200), st.integers(1, 4), st.integers(4, 16))
 def test_tags_are_the_same_on_all_ranks_and_bounded(signatures: list[int], turns: int, count: int) -> None:
-    """A tag belongs to one signature until the signature has been used longer ago than all others that have tags."""
+    """A tag stays with its signature until all other signatures with tags have been used more recently."""
     one, other = Tags(count, turns), Tags(count, turns)
     given_out = [one.next(signature) for signature in signatures]
     assert given_out == [other.next(signature) for signature in signatures]

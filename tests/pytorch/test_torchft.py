@@ -1,4 +1,4 @@
-"""zpccl under torchft's Manager, and by torchft's own checks of process groups."""
+"""zpccl under torchft's Manager, and with torchft's own checks of process groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store() -> Any:
 
 
 class Ranks:
-    """Groups of torchft in threads, configured by addresses of a store as its Manager does it."""
+    """Groups of torchft in threads, configured by addresses of a store, as its Manager does."""
 
     def __init__(self, store: Any) -> None:
         self._address = f"127.0.0.1:{store.port}"
@@ -58,7 +58,7 @@ def ranks(store: Any) -> Iterator[Ranks]:
 
 
 def test_the_checks_of_torchft(ranks: Ranks) -> None:
-    """Those that torchft makes of its own groups, of all collectives."""
+    """The checks that torchft makes of its own groups, for all collectives."""
     checks = pytest.importorskip("torchft.process_group_test")
     assert ranks.groups[0].getBackendName() == "torchft-zpccl"
     ranks.configure([0, 1, 2], "checks")
@@ -74,7 +74,7 @@ def test_the_checks_of_torchft(ranks: Ranks) -> None:
 
 
 def test_a_lost_rank_and_the_next_quorum(ranks: Ranks) -> None:
-    """S2, L1: what fails says so by `errored`; the ranks that are left, or come, work after the next configuration."""
+    """S2, L1: a failure shows in `errored`. The remaining and new ranks work after the next configuration."""
     ranks.configure([0, 1, 2], "first")
     ranks.groups[2].abort()
     tensors = [torch.ones(3), torch.ones(3)]
@@ -92,7 +92,7 @@ def test_a_lost_rank_and_the_next_quorum(ranks: Ranks) -> None:
     assert all(ranks.groups[i].errored() is None and ranks.groups[i].size() == 2 for i in (0, 1))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchft's own, each of which would end a step.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # These come from torchft, and each would end a step.
 def test_under_the_manager() -> None:
     """S2: a replica is lost in a step; the others discard that step together, and go on without it."""
     lighthouse = torchft.coordination.LighthouseServer(
@@ -119,7 +119,7 @@ def test_under_the_manager() -> None:
             timeout=PATIENCE,
         )
         done: list[tuple[int, float]] = []
-        all_are_known.wait()  # To the lighthouse, which waits for all that it knows of.
+        all_are_known.wait()  # Known to the lighthouse, which waits for all that it knows.
         while weights["steps"] < 6:
             manager.start_quorum()
             if number == 2 and weights["steps"] == 3:

@@ -10,7 +10,7 @@ from zpccl.protocol import effects, events
 from .world import Call, Peer, World
 
 DATA_NS = 1 * MS
-"""How long an attempt takes, and then a digest: the way to the master is longer."""
+"""How long an attempt takes, and then how long a digest takes. Both are shorter than the way to the master."""
 
 
 class TellingPeer(Peer):
@@ -33,7 +33,7 @@ class TellingPeer(Peer):
         return None
 
     def tell(self, start: effects.StartReduce) -> None:
-        """Its result is there: it tells the digest, if it is to."""
+        """The result is there: the peer tells its digest, if the plan asks for it and the call was not withdrawn."""
         attempt_id = start.attempt_id
         if attempt_id not in self.running or not self.is_alive:
             return

@@ -1,4 +1,4 @@
-"""S6: peers that were admitted as the master died, and that come late to the next one, stay members."""
+"""S6: peers that were admitted just as the master died, and reach the next one late, stay members."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .world import ONE, Call, Peer, World, check_agreement, host_of_two, one_mas
 def admit_as_it_dies(
     members: str, joiners: str, heard: str, *, given_up: str = "", is_host: bool = False
 ) -> tuple[World, dict[str, Peer], list[Call]]:
-    """The members admit peers; only some hear of that before the master is killed, and these are cut off then.
+    """The members admit peers; only the peers in `heard` learn of it before the master is killed, and these are then
+    cut off.
 
-    Some give their update up while no master leads. The two peers may be a host.
+    The members in `given_up` give their update up while no master leads. With `is_host`, the joiners are one host.
     """
     world, run = one_master(members)
     joining = host_of_two(world, joiners) if is_host else [world.peer(name, ONE) for name in joiners]
@@ -53,7 +54,7 @@ def check(world: World, peers: dict[str, Peer], updates: list[Call]) -> None:
 
 @pytest.mark.parametrize("order", ["no", "on"])
 def test_two_that_were_admitted_together_come_late(order: str) -> None:
-    """S6: p and q have not heard of it; r is still to report, so the round is not over."""
+    """S6: p and q have not heard of the admission; r has yet to report, so the round is not over."""
     world, peers, updates = admit_as_it_dies("pqr", "no", "rno")
     for name in order + "r":
         world.join([peers[name]], "m")
@@ -63,7 +64,7 @@ def test_two_that_were_admitted_together_come_late(order: str) -> None:
 
 @pytest.mark.parametrize("is_back_early", [True, False])
 def test_who_was_admitted_and_is_lost_as_a_newcomer_before_its_admission_is_known(is_back_early: bool) -> None:
-    """S6: n has not heard of it, and registers anew. The master loses it, and hears then that it is a member."""
+    """S6: n does not know of its admission and registers anew. The master loses it, then hears that it is a member."""
     world, peers, updates = admit_as_it_dies("pqr", "no", "ro")
     n, master = peers["n"], world.masters["m"]
     world.until(lambda: n.peer_id in master.machine.registry.peers)
@@ -93,8 +94,8 @@ def test_a_member_that_knows_it_comes_before_who_was_admitted(order: str) -> Non
 def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
     kind: TopologyKind, has_reduced: bool
 ) -> None:
-    """L1: p and q give update_topology() up while no master leads, and p makes another call when n comes. That must not
-    be answered with the value of the update: q, which calls later, would wait for p."""
+    """L1: p and q give update_topology() up while no master leads, and p is in another call when n comes. That call
+    must not be answered with the value of the update: q, which calls later, would wait for p."""
     world, peers, _ = admit_as_it_dies("pq", "n", "n", given_up="pq")
     p, q, n = peers.values()
     if has_reduced:
@@ -110,7 +111,7 @@ def test_who_comes_when_the_call_that_admitted_it_was_given_up_is_no_member(
 
 
 def test_who_was_admitted_by_a_call_that_was_given_up_is_admitted_again() -> None:
-    """L3: only n of the host of n and o has heard of it. p's timeout runs out, p tries again: n is not removed."""
+    """L3: n and o are a host; only n knows of their admission. p times out and tries again: n is not removed."""
     world, peers, updates = admit_as_it_dies("pqr", "no", "n", given_up="p", is_host=True)
     p, q, r, n, o = peers.values()
     world.run(0.2)
@@ -129,7 +130,7 @@ def test_who_was_admitted_by_a_call_that_was_given_up_is_admitted_again() -> Non
 
 @pytest.mark.parametrize("unheard", ["p", "pn", "q"])
 def test_who_was_admitted_late_stays_at_the_master_after_that(unheard: str) -> None:
-    """S6: n was listed again by a master after the list that it repeated; p knows that one, q the next, and it dies."""
+    """S6: a master repeats the last list, then lists n again, and dies. The peers in `unheard` miss the second list."""
     world, peers, updates = admit_as_it_dies("pqr", "n", "rn")
     world.filter = lambda to, message: (
         None if to.name in unheard and isinstance(message, (Members, Decision)) else message

@@ -1,6 +1,6 @@
 """One address: branches of a run, whose members had removed each other, meet at a new master (S1, L1, L3, S6).
 
-What those report who were removed does not count for those who go on.
+Reports of removed members do not count for the members who go on.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .world import ONE, TWO, Call, Connection, Master, Peer, World, check_agreem
 
 
 def is_led(world: World, names: str) -> None:
-    """The master has lost all but these."""
+    """Waits until the master has lost all peers but these."""
     world.until(lambda: world.masters["m"].member_names == names, what=f"the list of {names}")
     world.run(0.1)
 
 
 def take_over(world: World, salt: int) -> Master:
-    """A new master, which leads the run."""
+    """Starts a new master and waits until it leads the run."""
     master = world.start_master("m", salt)
     world.until(lambda: not master.machine.is_recovering, what="the take-over")
     return master
 
 
 def pending_joiner(world: World) -> Peer:
-    """Somebody who waits to be admitted."""
+    """A peer that waits to be admitted."""
     joiner = world.peer("j", ONE)
     joiner.connect()
     world.until(lambda: joiner.state is State.PENDING)
@@ -39,7 +39,7 @@ def pending_joiner(world: World) -> Peer:
 
 
 def fail_alone(world: World, p: Peer, q: Peer, x: Peer) -> list[Call]:
-    """x fails in an all-reduce, and alone hears that it is aborted. The others have their results."""
+    """x fails in an all-reduce and is the only one to hear that it is aborted. The others have their results."""
     for peer in (p, q, x):
         peer.finishes = False
     sums = [peer.reduce() for peer in (p, q, x)]
@@ -54,15 +54,15 @@ def fail_alone(world: World, p: Peer, q: Peer, x: Peer) -> list[Call]:
 
 
 def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_them() -> None:
-    """L1: of a run that had split in two, members that were removed know later rounds than those whose list goes on.
+    """L1: a run has split in two, and the removed members know later rounds than the members whose list goes on.
 
-    r asks whether peers are pending while n does not know yet how their all-reduce ended. Minority, seed 21036728.
+    r asks whether peers are pending before n knows how their all-reduce ended. Minority, seed 21036728.
     """
     world, peers = one_master("pqr")
     *removed, r = peers
     world.cut([r], "m")
     is_led(world, "pq")
-    for _ in range(2):  # So the last is the one that r asks for later.
+    for _ in range(2):  # Twice, so that the last of these rounds has the number that r's question gets later.
         world.settle([peer.topology(TopologyKind.PENDING) for peer in removed])
     world.kill_master("m")
     world.cut(removed, "m")
@@ -91,7 +91,7 @@ def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_th
 
 
 def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
-    """L1: p's list went on without q and x, but they have decided something since under the old one, so p goes."""
+    """L1: p's list went on without q and x. These have decided something since under the old list, so p goes."""
     world = World()
     world.start_master("m", 77)
     p, r = world.begin_run("pr", ONE)
@@ -117,7 +117,7 @@ def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
 
 
 def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
-    """S1: x has failed in an all-reduce, alone hears that it is aborted, and is lost; the next master commits it."""
+    """S1: x fails in an all-reduce, hears alone that it is aborted, and is lost; the next master commits it."""
     world, (p, q, x) = one_master("pqx")
     sums = fail_alone(world, p, q, x)
     world.kill_master("m")
@@ -137,7 +137,7 @@ def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
 
 
 def test_the_same_with_two_masters() -> None:
-    """S1: with a quorum."""
+    """S1: the same, with a quorum."""
     world = two_masters()
     p, q, x = world.begin_run("pqx", TWO)
     sums = fail_alone(world, p, q, x)
@@ -159,7 +159,7 @@ def test_the_same_with_two_masters() -> None:
 
 
 def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
-    """S1: p and q know a round that others completed again without them, and come first. s gets the value of r."""
+    """S1: p and q come first and know a round that r and s have completed again without them. s gets the value of r."""
     world, (p, q, r, s) = one_master("pqrs")
     j = pending_joiner(world)
     world.drop_to_peers.update("rs")
@@ -187,7 +187,7 @@ def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
 
 
 def test_three_branches_do_not_remove_each_other() -> None:
-    """S6, L3: each of three has gone on alone, and knows a list. One of them stays."""
+    """S6, L3: each of the three has gone on alone and knows its own list. One of them stays."""
     world, peers = one_master("abc")
     a, b, c = peers
     world.cut([b, c], "m")
@@ -210,7 +210,7 @@ def test_three_branches_do_not_remove_each_other() -> None:
 
 
 def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
-    """S6: r has gone on with n without p and q, who come back at a master of their own, and then all come."""
+    """S6: r has gone on with n, without p and q. p and q come back at another master, and then all meet at a third."""
     world, (p, q, r) = one_master("pqr")
     world.cut([p, q], "m")
     is_led(world, "r")
@@ -233,8 +233,8 @@ def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
 
 
 def test_members_that_are_to_go_are_not_listed_again() -> None:
-    """S6: r and s have gone on without p and q, who come back first at the next master, and at the one after that with
-    r. They are no newcomers, though their list is newer. Minority, seed 23503736."""
+    """S6: r and s have gone on without p and q. p and q come first to the next master, and together with r and s to the
+    one after that. They are no newcomers, though their list is newer. Minority, seed 23503736."""
     world, (p, q, r, s) = one_master("pqrs")
     world.cut([p, q], "m")
     is_led(world, "rs")
@@ -255,8 +255,8 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
 
 
 def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1: p alone knows a round, and comes first, with r, whom the master tells of it. r's vote is late. Then q comes,
-    who knows that p was removed."""
+    """S1: p alone knows a round, and comes first, with r. The master tells r of the round. r's vote is late. Then q
+    comes, who knows that p was removed."""
     world, (p, q, r) = one_master("pqr")
     j = pending_joiner(world)
     world.drop_to_peers.update("qr")
@@ -304,7 +304,7 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_last_sync_of_removed_members_does_not_count() -> None:
-    """L3: two of four that were removed have synced later than those who go on; these keep their revision."""
+    """L3: two of four members were removed, and have synced later than the other two. These keep their revision."""
     world, (p, q, r, s) = one_master("pqrs")
     world.settle([peer.sync(10, "10") for peer in (p, q, r, s)])
     world.cut([r, s], "m")
@@ -332,8 +332,8 @@ def test_the_last_sync_of_removed_members_does_not_count() -> None:
 
 @pytest.mark.parametrize("kind", ["round", "outcome"])
 def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
-    """S1: x knows an answer that its master did not live to tell p and q. Those two got on without it, but only p heard
-    of that. q is told the answer that x knows, and then p comes late."""
+    """S1: x knows an answer that its master did not live to send to p and q. p and q go on without x, but only p hears
+    of it. q gets the answer that x knows, and then p comes late."""
     world, (p, q, x) = one_master("pqx")
     if kind == "round":
         j = pending_joiner(world)
@@ -364,7 +364,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
 
 
 def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None:
-    """S6: b and d have not heard that z was removed, and come first; then c, who has, and reduces with them; then z."""
+    """S6: b and d do not know that z was removed, and come first. c knows, comes, and reduces with them; then z."""
     world = World()
     world.start_master("m", 77)
     (b,) = world.begin_run("b", ONE)
@@ -390,7 +390,7 @@ def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None
 
 
 def test_attempt_of_those_who_go_does_not_stay() -> None:
-    """p, q come first with a running attempt; then r, s, who have gone on without them and forgotten how it ended."""
+    """p and q come first, with a running attempt. Then come r and s, who went on alone and forgot how it ended."""
     world, (p, q, r, s) = one_master("pqrs")
     for peer in (p, q, r, s):
         peer.finishes = False
@@ -421,8 +421,9 @@ def test_attempt_of_those_who_go_does_not_stay() -> None:
 
 
 def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1: x has returned from an all-reduce and gone on alone: its master had lost the others. It comes late to their
-    next one, and goes. Its digest reaches p by then, and not q: the master does not end the attempt as x left it."""
+    """S1: x has returned from an all-reduce and gone on alone, as its master had lost the others. x comes late to the
+    next master of the others, and goes. By then its digest has reached p and not q: the master does not end the attempt
+    as x left it."""
     world = TellingWorld()
     world.start_master("m", 77)
     (p,) = world.begin_run("p", ONE)
@@ -461,7 +462,7 @@ def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytes
     world.join([x], "m")
     count = len(x.sent)
     world.until(lambda: any(isinstance(message, RunReport) for message in x.sent[count:]))
-    world.run(0.006)  # The report has come, and what the master says of it is on its way.
+    world.run(0.006)  # The report has arrived, and the master's answer to it is on its way.
     for event in held:
         handle(event)
     world.settle(sums)
@@ -470,7 +471,7 @@ def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytes
 
 
 def test_two_runs_and_removed_members_of_one() -> None:
-    """L3: p and q were removed; r alone is a member; n and o have a run of their own that has decided something."""
+    """L3: p and q were removed, so r is the only member. n and o have a run of their own that has decided something."""
     world, (p, q, r) = one_master("pqr")
     world.settle([peer.reduce() for peer in (p, q, r)])
     world.cut([p, q], "m")

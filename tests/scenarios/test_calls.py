@@ -1,4 +1,4 @@
-"""L1, S1: calls end, and with one outcome, where paths, users, limits or the master's death are against it."""
+"""L1, S1: calls end, with one outcome, despite broken paths, the users' own calls, limits, or the master's death."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def start(names: str, masters: tuple[str, ...] = ("m",), **options: Any) -> tupl
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")])
 @pytest.mark.parametrize("names", ["pz", "zp"])
 def test_hole4_two_members_without_a_path(names: str, masters: tuple[str, ...]) -> None:
-    """L1: the path between two members is gone for good: one is removed, the other told that it is alone.
+    """L1: the path between two members is gone for good: one is removed, the other gets an error that it is alone.
 
-    Whichever of them joined first, and whether or not there are standbys.
+    This holds whichever of them joined first, with and without standbys.
     """
     world, (one, other) = start(names, masters)
     world.break_link(one, other)
@@ -42,7 +42,7 @@ def test_hole4_two_members_without_a_path(names: str, masters: tuple[str, ...]) 
 
 
 def wait_crosswise(world: World, peers: list[Peer], is_batched: bool) -> tuple[list[Call], list[Call]]:
-    """Members call all-reduces of different tags: calls that can end, and calls that wait for each other."""
+    """Members call all-reduces of different tags: some calls can end, the others wait for each other."""
     tags: dict[str, tuple[int, ...]] = {"p": (11,), "q": (12,), "r": (11,)}
     if is_batched:
         tags = {"p": (11, 12), "q": (12, 13), "r": (11, 12, 13)}
@@ -57,7 +57,7 @@ def wait_crosswise(world: World, peers: list[Peer], is_batched: bool) -> tuple[l
 
 @pytest.mark.parametrize("is_batched", [False, True])
 def test_hole5_who_waits_crosswise_is_named(is_batched: bool) -> None:
-    """L1: peers that wait for each other in collectives of different tags are in the log within 10 s."""
+    """L1: the log names peers that wait for each other in collectives of different tags within 10 s."""
     world, peers = start("pqr")
     fine, stuck = wait_crosswise(world, peers, is_batched)
     began_ns, master = world.now_ns, world.masters["m"]
@@ -71,7 +71,7 @@ def test_hole5_who_waits_crosswise_is_named(is_batched: bool) -> None:
 
 @pytest.mark.parametrize("is_batched", [False, True])
 def test_hole5_a_timeout_ends_calls_that_wait_crosswise(is_batched: bool) -> None:
-    """L1: with straggler_timeout they end, with an error that says who waits in what."""
+    """L1: with straggler_timeout the calls end, with an error that says who waits in which collective."""
     world, peers = start("pqr", straggler_timeout_ns=20 * SECOND)
     fine, stuck = wait_crosswise(world, peers, is_batched)
     world.settle([*fine, *stuck], 30)
@@ -85,7 +85,7 @@ def test_hole5_a_timeout_ends_calls_that_wait_crosswise(is_batched: bool) -> Non
 
 
 def call_up_to_the_limit(peer: Peer, count: int) -> list[Call]:
-    """So many all-reduces, a few at a time; those that are refused are refused for that they are too many."""
+    """Makes `count` all-reduces, a few at a time. A refused one is refused because there are too many."""
     tags = range(count)
     calls = [call for at in tags[::8] for call in peer.batch(*map(reduce_spec, tags[at : at + 8]))]
     refused = [call for call in calls if call.has_ended]
@@ -97,8 +97,8 @@ def call_up_to_the_limit(peer: Peer, count: int) -> list[Call]:
 def test_hole6_no_commit_is_forgotten(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1: whatever was committed for one survivor is committed for all, however many calls were in flight.
 
-    Four members, with bounds that bind them as the real ones bind 256. p misses all decisions, q hears of all; then the
-    master and the other two are gone.
+    There are four members; the bounds are set so that they bind these as the real ones bind 256. p misses all
+    decisions, q hears of all; then the master and the other two are gone.
     """
     for name in ("OUTCOME_CALLS_KEPT_MAX", "CALLS_NAMED_MAX"):
         monkeypatch.setattr(limits, name, 131_072 // 64, raising=False)
@@ -124,9 +124,9 @@ def test_hole6_no_commit_is_forgotten(count: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("size", "is_committed"), [(256, True), (512, False), (1024, True)])
 def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool) -> None:
-    """L3: a peer of a large group, with as many calls in flight and ended as it may have, can report to a new master.
+    """L3: a peer of a large group, with the maximum of calls in flight and of ended calls, can report to a new master.
 
-    Two members are real; what the master sends them is changed as if there were many more, with long names.
+    Two members are real; messages from the master to them are changed as if there were many more, with long names.
     """
     world, peers = start("pq")
     ids = tuple(peer.peer_id for peer in peers) + tuple(f"{i:016d}".encode() for i in range(size - 2))
@@ -146,7 +146,7 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
     world.kill_master("m")
     world.start_master("m", 400)
     world.until(lambda: all(len(peer.machine.members) == size for peer in peers), what="the list is the long one")
-    world.validates = False  # That takes time for each call in flight.
+    world.validates = False  # Validation takes time for each call in flight.
     world.settle(call for peer in peers for call in call_up_to_the_limit(peer, limits.CALLS_IN_FLIGHT_MAX))
     for peer in peers:
         peer.finishes = False
@@ -162,7 +162,7 @@ def test_hole6b_the_largest_report_fits_a_message(size: int, is_committed: bool)
 
 
 def test_hole7c_death_between_two_refusals() -> None:
-    """L1, S1: the master dies when one of two has heard that their calls do not fit: the other gets the same error."""
+    """L1, S1: two calls do not fit, and the master dies when one peer has heard so. The other gets the same error."""
     world, (p, q) = start("pq")
     world.drop_to_peers.add("q")
     calls = [p.reduce(reduce_spec(1, 8)), q.reduce(reduce_spec(1, 9))]
@@ -186,7 +186,7 @@ def test_hole7c_death_between_two_refusals() -> None:
 @pytest.mark.parametrize("sends", range(8))
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")])
 def test_death_between_two_sends(sends: int, masters: tuple[str, ...]) -> None:
-    """S1, L3: the master dies after its first, second, ... message about an all-reduce: it is done anew, or for all."""
+    """S1, L3: the master dies after its first, second, ... message on an all-reduce: it runs again, or ends for all."""
     world, peers = start("pqr", masters)
     calls = [peer.reduce() for peer in peers]
     world.masters[masters[0]].sends_left = sends
@@ -200,15 +200,15 @@ def test_death_between_two_sends(sends: int, masters: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["all come back", "one of another group is late"])
 def test_a_call_that_is_given_up_without_a_master_costs_nobody_its_place(is_late: bool) -> None:
-    """L1, B2: p has its part of a broadcast and gives it up while no master is there.
+    """L1, B2: p has its part of a broadcast and gives the call up while there is no master.
 
-    The next one hears of that before it hears of the results, and waits for nobody of another group: a commit would
-    put p out of the run.
+    The next master hears that p gave up before it hears of the results, and does not wait for peers of another group: a
+    commit would put p out of the run.
     """
     world = World()
     world.start_master("m", 77)
     p, q, *others = world.begin_run("pq", ("m",))
-    for name in "xyz":  # The next master adopts the run without one of five.
+    for name in "xyz":  # So that the next master adopts the run when one of the five is missing.
         others.append(world.peer(name, ("m",), group=1))
         others[-1].connect()
         world.until(lambda: others[-1].state is State.PENDING)

@@ -1,4 +1,4 @@
-"""S1: calls that wait for each other are ended by the master, while their peers commit one of them themselves."""
+"""S1: the master ends calls that wait for each other, while the peers commit one of these calls themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = MasterOptions(straggler_timeout_ns=TIMEOUT_NS)
 
 
 def run_of_three(masters: tuple[str, ...], options: MasterOptions = OPTIONS) -> tuple[TellingWorld, list[Peer]]:
-    """Members that have called tag 0, and have plans ahead for it."""
+    """A run whose members have called tag 0, and have plans ahead for it."""
     world = TellingWorld()
     for salt, address in enumerate(masters):
         world.start_master(address, 77 + salt, options)
@@ -30,7 +30,7 @@ def run_of_three(masters: tuple[str, ...], options: MasterOptions = OPTIONS) -> 
 
 
 def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, delay_ns: int) -> None:
-    """From now on what these peers say takes longer."""
+    """From now on messages from these peers take longer."""
     send = world.send_to_master
 
     def send_slowly(connection: Connection, message: PeerMessage) -> None:
@@ -45,9 +45,9 @@ def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, 
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
 @pytest.mark.parametrize("early_ms", [-6, -3, 2, 6, 20])
 def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, masters: tuple[str, ...]) -> None:
-    """b calls tag 0 shortly before the master ends the calls, or after. Each way takes 5 ms; the master asks first."""
+    """b calls tag 0 shortly before or after the master ends the calls. Each way takes 5 ms; the master asks first."""
     world, (a, b, c) = run_of_three(masters)
-    zero = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0))]  # They start ahead, and wait for b.
+    zero = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0))]  # They start ahead and wait for b.
     nine = b.reduce(reduce_spec(9))
     world.run((TIMEOUT_NS + 5 * MS - early_ms * MS) / SECOND)
     zero.append(b.reduce(reduce_spec(0)))
@@ -61,7 +61,7 @@ def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, ma
 
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
 def test_calls_that_wait_for_each_other_end(masters: tuple[str, ...]) -> None:
-    """L1: all of them, though some have started ahead. Nobody is removed."""
+    """L1: all of them end, though some have started ahead. Nobody is removed."""
     world, (a, b, c) = run_of_three(masters)
     calls = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0)), b.reduce(reduce_spec(9))]
     world.settle(calls, 3)
@@ -72,7 +72,7 @@ def test_calls_that_wait_for_each_other_end(masters: tuple[str, ...]) -> None:
 
 
 def replace_master(world: TellingWorld, peers: list[Peer], masters: tuple[str, ...]) -> Master:
-    """The master is killed. Returns the next one, once all peers have sent it their reports; it does not lead yet."""
+    """Kills the master. Returns the next one, which does not lead yet, once all peers have sent it their reports."""
     world.kill_master(masters[0])
     world.run(0.1)
     master = world.start_master("m", 900) if len(masters) == 1 else world.masters[masters[1]]
@@ -96,9 +96,10 @@ def check_next_calls(world: TellingWorld, peers: list[Peer], names: str, first: 
 def test_a_call_that_follows_a_commit_is_said_after_it_to_a_new_master(
     next_calls: str, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L3: all have reported when they commit a call, and make the next one before they hear that a new master leads.
+    """L3: all have reported before they commit a call, and make the next one before they hear that a new master leads.
 
-    That one has dropped what it heard of the first call, as it did not lead yet. So it would take the next one for it.
+    The new master has dropped the votes for the first call, as it did not lead yet. So it would mistake the next call
+    for the first one.
     """
     world, peers = run_of_three(masters)
     slow_down(world, monkeypatch, "a", 40 * MS)  # Its report is the last.
@@ -113,10 +114,10 @@ def test_a_call_that_follows_a_commit_is_said_after_it_to_a_new_master(
 def test_who_has_no_digest_yet_gets_what_another_returned_before_it_went_on(
     follows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1: the same, while the digests of the first call are on their way to c: it has not returned.
+    """S1: the same, while the digests of the first call are on their way to c, which has not returned.
 
-    A sync would be taken for one that waits for the first call, and that be refused. With the next reduction the master
-    would plan the first one of c.
+    The master would mistake a sync for one that waits for the first call, and refuse that call. With a further
+    reduction it would plan the first one of c with the next ones of the others.
     """
     world, peers = run_of_three(("m",))
     a, b, c = peers
@@ -143,7 +144,7 @@ def test_who_has_no_digest_yet_gets_what_another_returned_before_it_went_on(
 def test_a_peer_is_welcomed_on_another_connection_than_it_has_promised_on(
     masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1: b loses its connection once it has committed a call, and makes the next one before it is welcomed."""
+    """S1: b loses its connection once it has committed a call, and makes the next call before it is welcomed."""
     world, peers = run_of_three(masters)
     b = peers[1]
     slow_down(world, monkeypatch, "a", 400 * MS)  # Its report is the last.
@@ -162,7 +163,7 @@ def test_a_peer_is_welcomed_on_another_connection_than_it_has_promised_on(
 def test_a_master_steps_down_and_leads_again_on_the_same_connections(
     goes_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1: c has promised another master its term, and is back. All commit a call before they are welcomed again."""
+    """S1: c has promised another master its term and comes back. All commit a call before they are welcomed again."""
     world, peers = run_of_three(("a", "b"), MasterOptions(disconnect_grace_ns=20 * SECOND))
     a, _, c = peers
     master = world.masters["a"]
@@ -182,7 +183,7 @@ def test_a_master_steps_down_and_leads_again_on_the_same_connections(
 
 
 def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way from b to the master stands still, and all three have long committed."""
+    """Messages from b to the master are delayed, and all three have long committed."""
     world, (a, b, c) = run_of_three(("m",))
     b.reduce(reduce_spec(9))
     world.run(0.1)
@@ -199,7 +200,7 @@ def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.Mon
 def test_calls_that_wait_for_each_other_end_where_others_are_far(
     masters: tuple[str, ...], far_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L1: b and c, which are waited for, are near the master; the others of the quorum are 20 ms farther away."""
+    """L1: the others wait for b and c, which are near the master; the rest of the quorum is 20 ms farther away."""
     world = TellingWorld()
     for salt, address in enumerate(masters):
         world.start_master(address, 77 + salt, MasterOptions(straggler_timeout_ns=TIMEOUT_NS))
@@ -221,9 +222,9 @@ def test_calls_that_wait_for_each_other_end_where_others_are_far(
 def test_a_timeout_ends_the_call_of_who_is_bound_to_an_attempt_that_another_gave_up(
     masters: tuple[str, ...], dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L1: c gives up before it has told its digest, and before the master has all votes, and calls nothing again.
+    """L1: c gives up before it has told its digest and before the master has all votes, and makes no further call yet.
 
-    a and b have told theirs, so the master lets them go once it knows that c will not commit the attempt.
+    a and b have told their digests, so the master releases them once it knows that c will not commit the attempt.
     """
     world, (a, b, c) = run_of_three(masters)
     if dies:
@@ -250,7 +251,7 @@ def test_a_timeout_ends_the_call_of_who_is_bound_to_an_attempt_that_another_gave
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_result_that_differs_counts_though_its_peer_dies_before_it_reports(is_ahead: bool) -> None:
-    """S1: b has told a its digest. One of the two results is wrong, and nobody knows which."""
+    """S1: b has told a its digest. One of the two results is wrong, and nobody knows which one."""
     world = TellingWorld()
     world.start_master("m", 77)
     a, b = world.begin_run("ab", ("m",))

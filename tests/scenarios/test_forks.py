@@ -1,4 +1,4 @@
-"""S3, L1, L3: members and newcomers that know less than others, or say it late, at a master that takes a run over."""
+"""S3, L1, L3: members and newcomers that know less than others, or report late, at a master that takes a run over."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ THREE = (*TWO, "c")
 def hold_back(
     world: World, monkeypatch: pytest.MonkeyPatch, what: type, whose: set[str]
 ) -> list[tuple[Connection, PeerMessage]]:
-    """From now on messages of one type from these peers do not arrive; they are kept in the list."""
+    """From now on messages of one type from these peers do not arrive; the returned list keeps them."""
     send = world.send_to_master
     held: list[tuple[Connection, PeerMessage]] = []
 
@@ -52,8 +52,8 @@ def hold_back(
 
 
 def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
-    """S3: p is admitted without hearing of it, lost, and acknowledges the list without it at master b. Then it comes to
-    master a, where one waits that knows the list with p only. They are a quorum of that one.
+    """S3: p is admitted without hearing of it, is lost, and acknowledges at master b the list without it. Then p comes
+    to master a, where b waits, which knows only the list with p. b and p are a quorum of that list.
     """
     world = two_masters()
     a, b = world.begin_run("ab", TWO)
@@ -66,7 +66,7 @@ def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
     world.run(0.1)
     assert world.masters["a"].member_names == "abp" and world.masters["a"].machine.registry.is_committed
     world.cut([p], "a")
-    world.drop_to_peers = {"b"}  # It does not hear of the list without p.
+    world.drop_to_peers = {"b"}  # Peer b does not hear of the list without p.
     world.until(lambda: world.masters["a"].member_names == "ab", what="p is lost")
     world.run(0.02)
     assert len(b.machine.members) == 3 and a.member_names == "ab"
@@ -88,10 +88,10 @@ def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
 def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(
     join_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3: n is asked by the candidate, and its report comes after the take-over, before the first list is committed.
+    """S3: the candidate asks n for a report. It arrives after the take-over, before the first list is committed.
 
-    The adopted list abcde is committed, as d alone knows. So a list with n needs its quorum, and not that of ab, its
-    old members: c, d and e may follow another master.
+    The adopted list abcde is committed, but only d knows so. So a list with n needs the quorum of abcde, and not that
+    of ab, the old members: c, d and e may follow another master.
     """
     world = two_masters()
     ab = world.begin_run("ab", TWO)
@@ -137,14 +137,14 @@ def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(
     assert other.member_names == "abcde" and held[-1][0].is_up
     monkeypatch.undo()
     world.after(20 * MS, lambda: send(*held[-1]))
-    world.cut([c], "a")  # It does not hear who leads.
+    world.cut([c], "a")  # c does not hear who leads.
     world.start_master("b", 700)
     world.run(8)
     world.check_one_leads()
 
 
 def test_a_member_that_is_back_before_its_loss_counts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: its network fails for a moment before the list of a take-over is committed. Nobody would tell it."""
+    """L1: its network fails briefly before the list of a take-over is committed. Nobody would tell it of a loss."""
     world = two_masters()
     a, b, c = world.begin_run("abc", TWO)
     send = world.send_to_master
@@ -168,7 +168,7 @@ def test_a_member_that_is_back_before_its_loss_counts_stays(monkeypatch: pytest.
 
 
 def test_a_report_whose_sender_is_gone_is_answered_to_nobody() -> None:
-    """L3: one address. A removed member reports to the next master, and its process ends."""
+    """L3: one address. A removed member reports to the next master, and then its process ends."""
     world = World()
     world.start_master("m", 77)
     peers = world.begin_run("abx", ("m",))
@@ -219,7 +219,7 @@ def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool, monkeyp
 
 
 def three_masters_and_a_run_that_is_away(names: str) -> tuple[World, list[Peer]]:
-    """Three masters, which lead nothing, and the members of a run that has decided something: they reach none."""
+    """Three masters that lead nothing, and the members of a run that has decided something. These reach no master."""
     world = World()
     for address, salt in zip(THREE, (77, 1000, 2000), strict=True):
         world.start_master(address, salt)
@@ -233,7 +233,7 @@ def three_masters_and_a_run_that_is_away(names: str) -> tuple[World, list[Peer]]
 
 @pytest.mark.parametrize("later_ms", [0, 500])
 def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) -> None:
-    """L1: two masters lead a run each, and half of a new host comes to each, at the same time."""
+    """L1: two masters lead a run each, and at the same time half of a new host comes to each."""
     world, pq = three_masters_and_a_run_that_is_away("pq")
     no = [world.peer(name, THREE) for name in "no"]
     no[0].connect()
@@ -264,7 +264,7 @@ def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) ->
 
 
 def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
-    """Members of master a that admit a peer p, which does not get messages of one type."""
+    """Master a and members that admit a peer p, which receives no messages of type `what`."""
     world = two_masters()
     members = world.begin_run("abc", TWO)
     p = world.peer("p", TWO)
@@ -278,7 +278,7 @@ def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
 
 
 def promise_the_other(world: World, members: tuple[Peer, Peer, Peer], p: Peer) -> None:
-    """Cut off with c, p promises master b, which is never elected, and is lost. Then c dies."""
+    """p, cut off together with c, promises master b, which is never elected. Then p is lost and c dies."""
     a, b, c = members
     world.cut([c, p], "a")
     world.cut([a, b], "b")
@@ -291,8 +291,8 @@ def promise_the_other(world: World, members: tuple[Peer, Peer, Peer], p: Peer) -
 
 @pytest.mark.parametrize("b_lives", [False, True])
 def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_lives: bool) -> None:
-    """L1: p is listed and does not hear of it; cut off with c it promises b, which is never elected. a leads again,
-    under a higher term.
+    """L1: p is listed and does not hear of it. Cut off together with c, p promises b, which is never elected. a leads
+    again, under a higher term.
     """
     world, (a, b, c), p = admit_unaware(Members)
     assert world.masters["a"].member_names == "abcp" and p.state is State.PENDING
@@ -307,8 +307,8 @@ def test_a_newcomer_that_has_promised_a_later_candidate_is_not_locked_out(b_live
 
 
 def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_out() -> None:
-    """L1: p knows the list that admits it, but not that it is committed. a goes on without it, and p has promised b
-    meanwhile, which was never elected.
+    """L1: p knows the list that admits it, but not that it is committed. a goes on without p. Meanwhile p has promised
+    b, which was never elected.
     """
     world, _, p = admit_unaware(MembersCommitted)
     assert p.state is State.MEMBER and p.machine._old_members
@@ -323,12 +323,12 @@ def test_a_passed_over_member_that_has_promised_a_later_candidate_is_not_locked_
 
 
 def test_a_passed_over_member_that_gave_its_call_up_is_no_survivor_of_it() -> None:
-    """S1, L1: a sync that p has voted for is committed, and p cut off before it hears of anything. It gives the call up
+    """S1, L1: p has voted for a sync that is committed, and is cut off before it hears of anything. p gives the call up
     before it learns that it was removed, returns as a newcomer, and gets the state at its next sync.
     """
     world, members, p = admit_unaware(MembersCommitted)
     given_up, *syncs = [peer.sync(int(peer is not p), "same") for peer in (p, *members)]
-    world.run(0.007)  # All votes have come, and what a answers is on its way.
+    world.run(0.007)  # All votes have arrived, and the answers of a are on their way.
     world.cut([p], "a")
     world.cut([p], "b")
     world.settle(syncs)
@@ -351,7 +351,7 @@ ONE_OR_TWO = pytest.mark.parametrize("masters", [("m",), TWO])
 
 
 def take_over_slowly(world: World, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The master of a run with a member a dies, and the next one lacks the report of a until the result is called."""
+    """The master of a run with a member a dies. The next one gets a's report only by the returned function."""
     send = world.send_to_master
     held = hold_back(world, monkeypatch, RunReport, {"a"})
     world.kill_master(masters[0])
@@ -369,7 +369,7 @@ def take_over_slowly(world: World, masters: tuple[str, ...], monkeypatch: pytest
 
 
 def world_with_keys(names: str, masters: tuple[str, ...]) -> tuple[World, list[Peer]]:
-    """A run whose peers have a key each."""
+    """A run whose peers each have a key."""
     world = World()
     for number, address in enumerate(masters):
         world.start_master(address, 77 + 1000 * number)
@@ -380,7 +380,7 @@ def world_with_keys(names: str, masters: tuple[str, ...]) -> tuple[World, list[P
 def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(
     masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S7, L1: c has reported before. Nothing that it says is taken any more, so all would wait for its votes."""
+    """S7, L1: c has reported before. The master accepts nothing more from c, so all would wait for its votes."""
     world, (a, b, c) = world_with_keys("abc", masters)
     finish = take_over_slowly(world, masters, monkeypatch)
     master = world.masters[masters[-1]]
@@ -397,7 +397,7 @@ def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(
 def test_a_newcomer_whose_key_is_revoked_while_it_is_held(
     goes: bool, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S7, L1: it would be told the keys of links, and admitted to a group of its own, where it never votes."""
+    """S7, L1: otherwise c would get the keys of links, and be admitted to its own group, in which it never votes."""
     world, (a, b) = world_with_keys("ab", masters)
     world.settle([a.reduce(), b.reduce()])
     finish = take_over_slowly(world, masters, monkeypatch)
@@ -423,7 +423,7 @@ def test_a_newcomer_whose_key_is_revoked_while_it_is_held(
 
 
 def test_a_key_that_is_allowed_again_is_not_remembered() -> None:
-    """L3: the key of c leaves the allow lists and comes back, and its host joins again. Then b takes the run over."""
+    """L3: the key of c leaves the allow lists and comes back, and c's host joins again. Then b takes the run over."""
     world, (a, b, c) = world_with_keys("abc", TWO)
     for address in TWO:
         world.revoke(address, c)
@@ -441,10 +441,10 @@ def test_a_key_that_is_allowed_again_is_not_remembered() -> None:
 
 
 def test_who_has_accepted_the_list_without_it_and_missed_the_kick_is_told() -> None:
-    """L1: its connection breaks before the Kick. The list that it is refused with is the one that it has accepted."""
+    """L1: its connection breaks before the Kick. It is later refused with the list that it has already accepted."""
     world, (a, b, c) = world_with_keys("abc", TWO)
     world.filter = lambda peer, message: None if isinstance(message, Kick) else message
-    call_id = c.reduce().call_id  # Used for two calls, for which it is removed.
+    call_id = c.reduce().call_id  # c uses this id for two calls, and is removed for that.
     assert c.connection is not None
     world.run(0.1)
     world.send_to_master(c.connection, Votes(call_id, (Vote(call_id, reduce_spec(1)),)))
@@ -457,7 +457,7 @@ def test_who_has_accepted_the_list_without_it_and_missed_the_kick_is_told() -> N
 
 
 def test_nobody_is_told_to_go_by_a_master_that_has_stepped_down() -> None:
-    """S3: two keys are revoked at a master that most members cannot reach. At the other one both are members still."""
+    """S3: two keys are revoked at a master that most members cannot reach. At the other one both are still members."""
     world, peers = world_with_keys("abcde", TWO)
     world.cut(peers[2:], "a")
     world.run(0.1)
@@ -473,8 +473,8 @@ def test_nobody_is_told_to_go_by_a_master_that_has_stepped_down() -> None:
 
 @pytest.mark.parametrize("salt", [1, 500])
 def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: p has promised a later candidate that was never elected. The next one holds n and p, and must not register n
-    and step down for p: n would wait there without end.
+    """L1: p has promised a later candidate that was never elected. The next candidate holds n and p. It must not
+    register n and then step down for p: n would wait there without end.
     """
     world, (a, b, c), p = admit_unaware(Members)
     promise_the_other(world, (a, b, c), p)
@@ -510,7 +510,7 @@ def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkey
 def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(
     is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L3: n alone knows that it was admitted, and comes while c is waited for. The candidate had asked it, or not."""
+    """L3: only n knows of its admission. It comes while the master waits for c. The candidate had asked it, or not."""
     world = World()
     world.start_master("m", 77)
     abc = world.begin_run("abc", ("m",))
@@ -540,7 +540,7 @@ def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(
 
 
 def test_who_was_admitted_elsewhere_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: p is pending at b, which does not notice that all have gone to a. There p is admitted, and comes back."""
+    """B1: p is pending at b, which does not notice that all have gone to a. a admits p, then p comes back to b."""
     world = two_masters()
     abc = world.begin_run("abc", TWO)
     world.kill_master("a")
@@ -566,8 +566,8 @@ def test_who_was_admitted_elsewhere_is_not_asked_again_and_again(monkeypatch: py
 
 
 def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: m, n and s are led by b, where their run yields to that of x and y. Only m hears so, and goes to a, which
-    still lists m and n and has not noticed that they are gone. The others go on at c: a must not count m.
+    """S3: b leads m, n and s, whose run yields to that of x and y. Only m hears so, and goes to a. a still lists m and
+    n and has not noticed that they are gone. The others go on at c: a must not count m.
     """
     world, xy = three_masters_and_a_run_that_is_away("xy")
     m, n = world.begin_run("mn", THREE)
@@ -605,8 +605,8 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
 
 
 def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: a admits p, which does not hear of it, and promises b to follow it with x. Before b leads it, it goes to c,
-    where another run registers it, and comes back to a: a must not count it, as x and y make a quorum at b.
+    """S3: a admits p, which does not hear of it. p and x promise to follow b. Before b leads p, it goes to c, where
+    another run registers it, and comes back to a. a must not count p, as x and y make a quorum at b.
     """
     world, (z,) = three_masters_and_a_run_that_is_away("z")
     x, y = world.begin_run("xy", THREE)

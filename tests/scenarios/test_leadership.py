@@ -1,4 +1,4 @@
-"""S3, L1: two masters, restarts and short cuts. Whatever happens, one of them leads the run, and every call ends."""
+"""S3, L1: two masters, restarts and short cuts. In each case one of them leads the run, and every call ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zpccl.protocol.peer import State
 from .world import TWO, Call, Master, Peer, World, check_agreement, two_masters
 
 CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
-"""When paths are cut, after a master has adopted a run: before its first message has come, between two, and later."""
+"""When paths are cut, after a master has adopted a run: before its first message arrives, between two, and later."""
 
 
 def fail_over(world: World) -> Master:
-    """A rolling restart as far as its second step: b leads after a was restarted, b dies, and a has adopted the run."""
+    """The first two steps of a rolling restart: b leads after a was restarted, then b dies, and a adopts the run."""
     world.kill_master("a")
     world.until(lambda: bool(world.leading()), what="b leads")
     world.start_master("a", 3000)
@@ -40,10 +40,10 @@ def check_members(world: World, peers: list[Peer]) -> None:
 @pytest.mark.parametrize("cut_ms", CUTS_MS)
 @pytest.mark.parametrize("salt", [500, 1, 4000])
 def test_hole1_hang(cut_ms: int, salt: int) -> None:
-    """L1, L2: members that come back to a master which they promised nothing since are not left waiting by it.
+    """L1, L2: members come back to a master that they have promised nothing since. It does not leave them waiting.
 
-    A rolling restart of two masters; the one that has just adopted the run loses all for half a second, and the other
-    one leads meanwhile. Calls are in flight when all come back.
+    Two masters are restarted in turn. The one that has just adopted the run loses all peers for half a second, and the
+    other one leads meanwhile. Calls are in flight when all come back.
     """
     world = two_masters()
     peers = world.begin_run("pqr", TWO)
@@ -71,10 +71,10 @@ def test_hole1_hang(cut_ms: int, salt: int) -> None:
 
 @pytest.mark.parametrize("cut_ms", CUTS_MS)
 def test_hole1_split(cut_ms: int) -> None:
-    """S3: a list that was never committed does not come before one that was, whatever its number.
+    """S3: a list that was never committed does not take precedence over a committed one, whatever its number.
 
-    As above, but one member stays with a for as long as it likes, while b commits lists of the others and of newcomers;
-    then one of those goes back to a.
+    As above, but one member stays with a for as long as it likes. Meanwhile b commits lists of the others and of
+    newcomers; then one of the others goes back to a.
     """
     world = two_masters()
     peers = world.begin_run("pqr", TWO)
@@ -84,7 +84,7 @@ def test_hole1_split(cut_ms: int) -> None:
     world.cut([q, r], "a")
     b = world.start_master("b", 500)
     world.until(lambda: b in world.leading(), what="b leads")
-    world.run(15)  # p is lost there, or has come.
+    world.run(15)  # By now p is lost at b, or has come to it.
     voters = [peer for peer in peers if peer.name in b.member_names]
     assert {q, r} <= set(voters)
     x, y = world.peer("x", TWO), world.peer("y", TWO)
@@ -116,9 +116,9 @@ def test_hole1_split(cut_ms: int) -> None:
 def test_nobody_is_lost_whom_a_cut_off_master_holds(
     cut_ms: int, notice_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L2: the others have found the next master, and wait there until the one that cannot lead any more steps down.
+    """L2: the others have found the next master. They wait there until the one that can no longer lead steps down.
 
-    It notices that it is cut off at once, or as late as a silent connection is noticed.
+    That one notices at once that it is cut off, or only when a silent connection is noticed.
     """
     world = two_masters()
     peers = world.begin_run("pqr", TWO)
@@ -135,7 +135,7 @@ def test_nobody_is_lost_whom_a_cut_off_master_holds(
 
 @pytest.mark.parametrize("delay_ms", [0, 20, 100, 400, 700, 2000])
 def test_hole2_revoked(delay_ms: int) -> None:
-    """S3: whose key one master no longer allows is not counted as its follower there: the other may lead it still."""
+    """S3: a master does not count a peer whose key it no longer allows. The other master may still lead that peer."""
     world = two_masters()
     peers = world.begin_run("pqr", TWO, {"p": "KEY-OF-P"})
     p, q, r = peers
@@ -156,16 +156,16 @@ def test_hole2_revoked(delay_ms: int) -> None:
 
 @pytest.mark.parametrize("delay_ms", range(200, 12_000, 200))
 def test_hole3_held(delay_ms: int) -> None:
-    """S3: a newcomer that waits at a master and has promised it nothing is no part of its quorum.
+    """S3: a newcomer that waits at a master and has promised it nothing does not count for its quorum.
 
-    x is a member by a list whose announcement it has not read. Its connection to a breaks for a moment, it asks b, that
-    breaks too, and it is back at a; then q loses a. When x asks b is anything from 0.2 to 12 s after p has come there.
+    x is a member by a list that it has not received. Its connection to a breaks for a moment. x asks b, that connection
+    breaks too, and x is back at a; then q loses a. x asks b between 0.2 and 12 s after p has come there.
     """
     world = two_masters()
     peers = world.begin_run("pq", TWO)
     p, q = peers
     a = world.masters["a"]
-    x = world.peer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is half that counts.
+    x = world.peer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is the half that counts.
     x.connect()
     world.until(lambda: x.state is State.PENDING)
     world.run(0.5)
@@ -194,7 +194,7 @@ def test_hole3_held(delay_ms: int) -> None:
     world.run(30)
     world.check_one_leads()
     left = [peer for peer in (p, q, x) if not isinstance(peer.machine.error, Kicked)]
-    if len(left) == 1:  # x had come back to a in time, so p was removed, and x is the half of q and x that counts.
+    if len(left) == 1:  # x came back to a in time, so p was removed, and of q and x, x is the half that counts.
         assert [peer.state for peer in left] == [State.MEMBER]
     else:
         check_members(world, left)
@@ -202,10 +202,10 @@ def test_hole3_held(delay_ms: int) -> None:
 
 @pytest.mark.parametrize("salt", [1, 500, 2000, 4000])
 def test_a_promise_to_another_leadership_is_reported(salt: int) -> None:
-    """S3: a peer that comes back from another leadership is asked what it knows, not merely welcomed.
+    """S3: a peer that comes back from another leadership is asked for a report, not merely welcomed.
 
-    a leads; all of its members go to b, which leads; b dies, and all come back to a, which takes itself for the leader
-    still: with a higher promise than its own, or a lower one.
+    a leads; all of its members go to b, which leads; b dies, and all come back to a. a still believes that it leads.
+    The peers come with a higher promise than that of a, or with a lower one.
     """
     world = two_masters()
     peers = world.begin_run("pqr", TWO)
@@ -226,7 +226,7 @@ def test_a_promise_to_another_leadership_is_reported(salt: int) -> None:
 
 @pytest.mark.parametrize("first_salt", [77, 1500, 4000])
 def test_rolling_restart(first_salt: int) -> None:
-    """L3, S3: two masters are restarted in turn, every 3 s; no call fails, and each one's outcome is one."""
+    """L3, S3: two masters are restarted in turn, every 3 s; no call fails, and each call has one outcome."""
     world = two_masters((first_salt, 4001 - first_salt))
     peers = world.begin_run("pqr", TWO)
     calls: dict[Peer, list[Call]] = {peer: [] for peer in peers}
@@ -260,7 +260,7 @@ def test_rolling_restart(first_salt: int) -> None:
 
 @pytest.mark.parametrize("lost", ["p", "r"])
 def test_the_lost_learn_of_it(lost: str) -> None:
-    """L1: a member that is cut off from all masters until the others went on without it is told, when it is back."""
+    """L1: a member is cut off from all masters until the others go on without it. It hears so when it is back."""
     world = two_masters()
     peers = world.begin_run("pqr", TWO)
     gone = next(peer for peer in peers if peer.name == lost)
@@ -278,7 +278,7 @@ def test_the_lost_learn_of_it(lost: str) -> None:
 
 
 def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
-    """L2: its master steps down and sends it on, so no connection broke; it waits no longer than for a broken one."""
+    """L2: a master steps down and sends the peer on: no connection breaks. It waits no longer than for a broken one."""
     world = two_masters()
     members = world.begin_run("pq", TWO)
     pending = world.peer("r", TWO)
@@ -294,7 +294,7 @@ def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
 
 
 def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
-    """L3: the newcomer knew of it alone. The run goes on without it, and it waits to be admitted again."""
+    """L3: only the newcomer knew of it. The run goes on without it, and it waits to be admitted again."""
     world = two_masters()
     members = world.begin_run("pqr", TWO)
     newcomer = world.peer("s", TWO)

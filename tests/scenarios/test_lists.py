@@ -21,7 +21,7 @@ def two_masters() -> World:
 
 
 def check_refused(call: Call, *lists: tuple[str, ...]) -> None:
-    """The error names every address as often as it is in one of the lists."""
+    """The error names each address at least once for every list that contains it."""
     assert isinstance(call.result, PCCLError), call
     for address in BOTH:
         count = sum(address in one for one in lists)
@@ -30,7 +30,7 @@ def check_refused(call: Call, *lists: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("other", [(FIRST,), (SECOND_ONE, FIRST)])
 def test_hole7a_another_list_is_refused(other: tuple[str, ...]) -> None:
-    """S3: a peer that was given another list of masters is refused when it registers, by an error that names both."""
+    """S3: a peer that has another list of masters is refused when it registers. The error names both lists."""
     world = two_masters()
     peers = world.begin_run("pq", BOTH)
     run_id = peers[0].machine.run_id
@@ -48,7 +48,7 @@ def test_hole7a_another_list_is_refused(other: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 3.0, 10.0])
 def test_hole7f_another_order_begins_no_second_run(pause: float) -> None:
-    """S3: lists with the same masters in another order: no second run begins, and who is refused is told why."""
+    """S3: lists name the same masters in another order: no second run begins, and the refused peer gets the reason."""
     world = two_masters()
     world.run(1)
     one = world.peer("p", BOTH)
@@ -68,7 +68,7 @@ def test_hole7f_another_order_begins_no_second_run(pause: float) -> None:
 
 
 def test_hole7b_a_standby_of_another_version_is_passed_over() -> None:
-    """L3: a standby that speaks another version of the protocol is named in the log; the next one leads the run."""
+    """L3: the log names a standby that speaks another version of the protocol; the next one leads the run."""
     world = World()
     names = ("a", "odd-standby:48148", "c")
     world.start_master("a", 77)

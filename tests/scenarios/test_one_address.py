@@ -1,4 +1,4 @@
-"""L3, S6: one address. The master dies, alone, again, or with the network; the run is that of its members."""
+"""L3, S6: one address. The master dies, alone, again, or with the network; the run belongs to its members."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
 def test_hole7d_a_newcomer_comes_first(late: float) -> None:
     """S6, L3: a newcomer that comes first after an outage does not take the run from its members.
 
-    The master's host was off the net. The first to reach it again is a newcomer; the members follow seconds later.
+    The master's host was unreachable. A newcomer is the first to reach it again; the members follow seconds later.
     """
     world, peers = one_master("pqr")
     run_id = peers[0].machine.run_id
@@ -71,10 +71,11 @@ def test_hole7d_a_newcomer_comes_first(late: float) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> None:
-    """S6, L3: its run has decided nothing for anybody else, whichever master leads it, and however many rounds it took.
+    """S6, L3: a newcomer's run has decided nothing for another peer, whichever master leads it and however many rounds
+    it took.
 
-    Its calls are answered as if it were alone, but for update_topology(), which waits for the members. When the master
-    dies again, nobody takes the rounds of that run for rounds of the members.
+    Its calls are answered as if it were alone, except update_topology(), which waits for the members. When the master
+    dies again, the next one does not mistake the rounds of that run for rounds of the members.
     """
     world, peers = one_master("pqr")
     run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
@@ -87,7 +88,7 @@ def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> 
     world.join(peers, "m")
     asked = [newcomer.topology(TopologyKind.PENDING)]
 
-    def has_yielded() -> bool:  # It always has an open call, so also when the run yields.
+    def has_yielded() -> bool:  # The newcomer always has an open call, also when its run yields.
         if asked[-1].has_ended and newcomer.state is State.MEMBER:
             asked.append(newcomer.topology(TopologyKind.PENDING))
         return newcomer.state is State.RETURNING
@@ -107,7 +108,8 @@ def test_a_lone_newcomer_yields_however_often_the_master_died(restarts: int) -> 
 
 
 def test_a_peer_whose_run_has_yielded_is_admitted_without_knowing() -> None:
-    """S6, B1: the members know it when the master dies. The next one asks it too, and it promises like the others."""
+    """S6, B1: the members know of the admission when the master dies. The next master asks the new member too, and it
+    promises like the others."""
     world, peers = one_master("pqr")
     run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     world.join(peers, "m")
@@ -126,7 +128,7 @@ def test_a_peer_whose_run_has_yielded_is_admitted_without_knowing() -> None:
 
 
 def test_a_lone_member_that_was_lost_does_not_come_before_who_came_after_it() -> None:
-    """L3, S6: it is all of the list that it knows, and yet the run has gone on with a newcomer since."""
+    """L3, S6: the lost member is the whole of the list that it knows. But the run has since gone on with a newcomer."""
     world, (lost,) = one_master("p")
     world.cut([lost], "m")
     master = world.masters["m"]
@@ -149,8 +151,7 @@ def test_a_lone_member_that_was_lost_does_not_come_before_who_came_after_it() ->
 
 
 def test_members_of_two_runs_that_come_at_the_same_time() -> None:
-    """S6: of two runs that a new master finds, that of more members goes on; the other one, which has decided nothing,
-    joins it."""
+    """S6: of two runs that a new master finds, the larger one goes on; the other has decided nothing and joins it."""
     world, peers = one_master("pqr")
     run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     world.kill_master("m")
@@ -166,8 +167,8 @@ def test_members_of_two_runs_that_come_at_the_same_time() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("decides", [False, True])
 def test_the_last_member_and_newcomers_that_come_at_the_same_time(count: int, decides: bool) -> None:
-    """L3: what the last member holds is not lost to newcomers that have decided nothing, however many they are
-    (minority, seed 18965656). If they have decided something, and are more, theirs goes on."""
+    """L3: newcomers that have decided nothing, however many, do not displace the last member and its state (minority,
+    seed 18965656). If they have decided something and are more, their run goes on."""
     world, peers = one_master("pqr")
     run_id, member = peers[0].machine.run_id, peers[0]
     calls = [peer.reduce() for peer in peers]
@@ -199,8 +200,8 @@ def test_the_last_member_and_newcomers_that_come_at_the_same_time(count: int, de
 
 @pytest.mark.parametrize("operations", [0, 1])
 def test_a_lone_newcomer_that_comes_after_the_members(operations: int) -> None:
-    """S6: the members have gone on with their run when it comes. It waits to be admitted, since its run has decided
-    nothing; and if it has, the newcomer is told that there is no way back."""
+    """S6: the members have gone on with their run when the newcomer comes. If its run has decided nothing, it waits to
+    be admitted; if it has, the newcomer gets an error that there is no way back."""
     world, peers = one_master("pqr")
     run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     if operations:
@@ -247,7 +248,7 @@ def test_hole7e_a_crash_loop_removes_nobody(salts: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("late", [0.5, 5.0, 9.5, 20.0])
 def test_hole8_a_minority_does_not_take_the_run_back(late: float) -> None:
-    """S3, L3: two of five that had been removed come first to a restarted master. The three keep the run."""
+    """S3, L3: two of five were removed, and come first to a restarted master. The other three keep the run."""
     world, peers = one_master("pqrst")
     removed, kept = peers[:2], peers[2:]
     world.settle([peer.sync(10, "10") for peer in peers])
@@ -275,7 +276,7 @@ def test_hole8_a_minority_does_not_take_the_run_back(late: float) -> None:
 @pytest.mark.parametrize("rounds", [1, 5])
 @pytest.mark.parametrize("late", [0.5, 3.0, 10.0])
 def test_an_old_list_that_is_revived_loses_no_votes(rounds: int, late: float) -> None:
-    """L1: removed members revive an old list; who comes later has seen more rounds, and asks no master in vain.
+    """L1: removed members revive an old list. r comes later, has seen more rounds, and still gets answers to its calls.
 
     r has gone on alone, and has had answers of are_peers_pending that p and q do not know of.
     """
@@ -306,10 +307,10 @@ def test_an_old_list_that_is_revived_loses_no_votes(rounds: int, late: float) ->
 
 @pytest.mark.parametrize("restarts", [1, 2, 3])
 def test_members_that_removed_others_and_these_do_not_meet_at_different_points(restarts: int) -> None:
-    """L1: two of three are cut off and removed, and come back first after their master has died, some times.
+    """L1: two of three are cut off and removed. They come back first after their master has died, one or more times.
 
-    Minority, seed 2304: the third has gone on alone, and only calls what the others call if they go on under its list.
-    The second new master knows a list of the first one, with a higher number than that of the third.
+    Minority, seed 2304: the third has gone on alone. Its call matches those of the others only if they go on under its
+    list. The second new master knows a list of the first one, with a higher number than that of the third.
     """
     world, peers = one_master("pqr")
     *removed, last = peers
@@ -333,7 +334,7 @@ def test_members_that_removed_others_and_these_do_not_meet_at_different_points(r
 
 
 def test_a_newcomer_waits_while_a_minority_does() -> None:
-    """L3: two of three die with their master. Its next process waits 30 s for them, and a newcomer waits with it."""
+    """L3: two of three die with their master. The restarted one waits 30 s for them, and a newcomer waits with it."""
     world, peers = one_master("pqr")
     world.kill_master("m")
     for peer in peers[1:]:
@@ -350,7 +351,7 @@ def test_a_newcomer_waits_while_a_minority_does() -> None:
 
 
 def come_back(world: World, peers: list[Peer], newcomer: Peer, run_id: bytes) -> None:
-    """The members are back, and the run of the newcomer yields."""
+    """The members come back, and the run of the newcomer yields."""
     world.join(peers, "m")
     world.until(lambda: all(peer.machine.run_id == run_id for peer in [*peers, newcomer]), what="the old run")
     world.run(0.5)
@@ -358,7 +359,7 @@ def come_back(world: World, peers: list[Peer], newcomer: Peer, run_id: bytes) ->
 
 
 def test_a_returning_peer_that_gives_its_update_up_and_makes_it_again() -> None:
-    """L2: the members have admitted it meanwhile, and wait for its sync."""
+    """L2: meanwhile the members have admitted the peer, and wait for its sync."""
     world, peers = one_master("pqr")
     run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
     come_back(world, peers, n, run_id)
@@ -379,7 +380,7 @@ def test_a_returning_peer_that_gives_its_update_up_and_makes_it_again() -> None:
 
 
 def test_a_call_given_up_in_a_run_that_yields_is_forgotten() -> None:
-    """L1: in the other run it would be answered by a round of that one, and others would wait for it."""
+    """L1: otherwise a round of the other run would answer that call, and the others would wait for it."""
     world, peers = one_master("p")
     run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
     world.drop_to_peers.add("n")
@@ -402,10 +403,10 @@ def test_a_call_given_up_in_a_run_that_yields_is_forgotten() -> None:
 
 @pytest.mark.parametrize("is_registered", [False, True])
 def test_a_returning_peer_whose_own_run_is_taken_over_after_all(is_registered: bool) -> None:
-    """B1, L2: its run has yielded, but its other members have not heard of that when the master dies.
+    """B1, L2: its run has yielded, but the other members of that run have not heard of it when the master dies.
 
-    They are the first at the next one, which adopts their list with the returning peer in it. That one is no member
-    any more and cannot report: it is not asked again and again, nor told that its token is wrong.
+    They come first to the next master, which adopts their list with the returning peer in it. The returning peer is no
+    longer a member and cannot report: the master neither asks it again and again, nor tells it that its token is wrong.
     """
     world, peers = one_master("pqr")
     run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
@@ -434,7 +435,7 @@ def test_a_returning_peer_whose_own_run_is_taken_over_after_all(is_registered: b
 
 
 def test_a_returning_peer_comes_back_with_the_round_of_the_others() -> None:
-    """L3: as above, and all of its run have called update_topology(). The next call of all is the same one."""
+    """L3: as above, but all of its run have called update_topology(). The next call of each is the same one."""
     world, peers = one_master("pqr")
     run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
     other = world.peer("o", ONE)
@@ -456,7 +457,7 @@ def test_a_returning_peer_comes_back_with_the_round_of_the_others() -> None:
 
 
 def test_a_newcomer_that_was_admitted_in_vain_is_a_member() -> None:
-    """L3: f was admitted with its host as it registered. It has heard nothing of that when the master dies."""
+    """L3: f was admitted with its host as it registered, but has not heard of that when the master dies."""
     world = World()
     world.start_master("m", 77)
     e, f = host_of_two(world, "ef")
@@ -477,9 +478,10 @@ def test_a_newcomer_that_was_admitted_in_vain_is_a_member() -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_who_was_admitted_in_vain_and_waits_in_another_run_is_a_member(is_restarted: bool) -> None:
-    """L3: f was admitted with its host and has heard nothing of that; then a newcomer begins a run, and f waits there.
+    """L3: f was admitted with its host, but has not heard of that. Then a newcomer begins a run, and f waits there.
 
-    That run has decided nothing and yields: to the members of the first one, or as another master takes that one over.
+    That run has decided nothing and yields: to the members of the first run, or when another master takes that one
+    over.
     """
     world, peers = one_master("pq")
     run_id, (e, f) = peers[0].machine.run_id, host_of_two(world, "ef")
@@ -503,7 +505,7 @@ def test_who_was_admitted_in_vain_and_waits_in_another_run_is_a_member(is_restar
 
 
 def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
-    """L1: e and f begin a run, which yields. f dies as the master does, so no master knows that it ever waited."""
+    """L1: e and f begin a run, which yields. f dies together with the master, so no master knows that f ever waited."""
     world, peers = one_master("pqr")
     world.cut(peers, "m")
     world.kill_master("m")
@@ -530,12 +532,12 @@ def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
 
 @pytest.mark.parametrize("names", ["ab", "abcd"])
 def test_nobody_is_removed_when_the_network_of_all_was_away(names: str) -> None:
-    """L3: for longer than a heartbeat, so links and connections broke. Who was back first had no link to the others."""
+    """L3: it was away for longer than a heartbeat: links and connections broke. The first one back had no link."""
     world, peers = one_master(names)
     pairs = list(itertools.combinations(peers, 2))
     for peer in peers:
         assert peer.connection is not None
-        peer.connection.is_up = False  # Nothing arrives any more.
+        peer.connection.is_up = False  # From now on nothing arrives.
     world.run(limits.PATH_TIMEOUT_NS / SECOND)
     for one, other in pairs:
         world.break_link(one, other)

@@ -1,4 +1,4 @@
-"""L1: a topology call that was given up, and what the next one is answered with."""
+"""L1: a topology call that a peer gave up, and the answer to its next one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_with_joiner(kind: type[World] = World) -> tuple[World, Peer, Peer, Peer]
 
 
 def miss_an_answer(world: World, p: Peer, q: Peer, *, dies: bool) -> list[Call]:
-    """Both ask whether peers are pending. q gets the answer, p's is lost, with its connection or the master."""
+    """Both ask whether peers are pending. q gets the answer; p loses it with its connection, or with the master."""
     world.drop_to_peers.add(p.name)
     asks = [p.topology(PENDING), q.topology(PENDING)]
     world.run(0.1)
@@ -44,7 +44,7 @@ def miss_an_answer(world: World, p: Peer, q: Peer, *, dies: bool) -> list[Call]:
 
 @pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
 def test_an_update_is_not_answered_by_a_round_of_another_call(dies: bool) -> None:
-    """q would wait for p's update_topology() without end."""
+    """Otherwise q would wait for p's update_topology() without end."""
     world, p, q, joiner = run_with_joiner()
     miss_an_answer(world, p, q, dies=dies)
     updates = [p.topology(UPDATE)]
@@ -59,7 +59,7 @@ def test_an_update_is_not_answered_by_a_round_of_another_call(dies: bool) -> Non
 
 @pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
 def test_who_asks_again_gets_the_answer_of_the_others(dies: bool) -> None:
-    """They have it, and do not ask again."""
+    """The others have the answer and do not ask again."""
     world, p, q, joiner = run_with_joiner()
     miss_an_answer(world, p, q, dies=dies)
     again = p.topology(PENDING)
@@ -73,7 +73,7 @@ def test_who_asks_again_gets_the_answer_of_the_others(dies: bool) -> None:
 
 @pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
 def test_a_later_call_is_not_answered_by_a_round_that_is_over(dies: bool) -> None:
-    """They have reduced since, so all have gone on. Else p goes on alone, and q waits for its vote."""
+    """The members have reduced since, so all have gone on. Otherwise p would go on alone, and q would wait for it."""
     world, p, q, _ = run_with_joiner()
     miss_an_answer(world, p, q, dies=dies)
     if dies:
@@ -88,8 +88,8 @@ def test_a_later_call_is_not_answered_by_a_round_that_is_over(dies: bool) -> Non
 
 
 def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
-    """L1: a program starts an all-reduce, asks, takes a timeout for "no", and waits for the all-reduce. Its next
-    question must not be answered with the round that it has missed: it would be one round behind from then on.
+    """L1: a program starts an all-reduce, asks, treats a timeout as "no", and waits for the all-reduce. Its next
+    question must not be answered with the round that it missed: from then on it would be one round behind.
     """
     world = TellingWorld()
     world.start_master("m", 77)
@@ -114,7 +114,7 @@ def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
 
 
 def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> None:
-    """L1: the all-reduce was called before the question. p misses both answers, and asks again. q has gone on."""
+    """L1: the all-reduce was called before the question. p misses both answers and asks again. q has gone on."""
     world = World()
     world.start_master("m", 77)
     p, q = world.begin_run("pq", ("m",))
@@ -137,7 +137,8 @@ def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> No
 def test_a_decision_that_comes_again_brings_no_plans_for_fewer_members() -> None:
     """S1: p and q miss the decision on their all-reduce, and their connections break while they admit j.
 
-    What was planned ahead with that decision was planned for the two of them: they would commit it without j.
+    The plans ahead in that decision are for the two of them: with these they would commit the next all-reduce without
+    j.
     """
     world, p, q, joiner = run_with_joiner(TellingWorld)
     world.settle([p.reduce(), q.reduce()])

@@ -12,9 +12,10 @@ from .world import Peer, World
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["running", "committed"])
 def test_who_was_refused_in_a_sync_hears_so_from_another_master(is_over: bool) -> None:
-    """L3: r is ahead and is refused; the others go on. The master dies before r has heard that.
+    """L3: r is ahead and is refused; the others go on. The master dies before r has heard of the refusal.
 
-    r waited in its sync for ever, and the all-reduce of the others was refused, as they seemed to wait for each other.
+    The next master tells r. Otherwise r would wait in its sync for ever, and the all-reduce of the others would be
+    refused, as they and r would seem to wait for each other.
     """
     world = World()
     world.start_master("m", 77)
@@ -46,8 +47,8 @@ def test_who_was_refused_in_a_sync_hears_so_from_another_master(is_over: bool) -
 def test_who_is_refused_waits_while_the_others_have_no_plan(dies: bool) -> None:
     """L3: r is refused in a sync that waits for a link of p and q, and the master dies.
 
-    r went on to its next call. To the next master, which knew of no plan, it seemed to wait for the others and these
-    for it, so all were refused.
+    If r went on to its next call, the next master, which knows of no plan, would believe that r and the others wait for
+    each other. It would refuse all calls.
     """
     world = World()
     world.start_master("m", 77)

@@ -1,7 +1,7 @@
-"""A scripted world for the unmodified machines: nothing is random, and nothing goes wrong but what a scenario says.
+"""A scripted world for the unmodified machines: nothing is random, and only what a scenario says goes wrong.
 
-Messages take 5 ms each way and keep their order on a connection. Masters are started as the real ones are, by
-start_master(). A scenario kills and starts masters, cuts paths, breaks links, and drops or changes messages to peers.
+Messages take 5 ms each way and keep their order on a connection. start_master() starts masters, as it does real ones. A
+scenario kills and starts masters, cuts paths, breaks links, and drops or changes messages to peers.
 
 After each event the world checks S3: no two masters lead one run, and no epoch of a run has two member lists.
 """
@@ -48,7 +48,7 @@ ATTEMPT_NS = 20 * MS
 """How long a collective, or the fetch of a sync, takes."""
 RETRY_NS = 100 * MS
 SETTLE_S = 60.0
-"""Within this, in a network that is whole, every call ends."""
+"""In a network without faults, every call ends within this time."""
 OTHER_VERSION = 99
 
 
@@ -63,14 +63,14 @@ def state_entry(text: str) -> StateEntry:
 
 
 def is_quorum(present: Collection[bytes], members: Collection[bytes]) -> bool:
-    """True for a majority of the members, or half of them with the lowest id."""
+    """True for a majority of the members, or for half of them if these include the one with the lowest id."""
     count = sum(member in present for member in members)
     return 2 * count > len(members) or (count > 0 and 2 * count == len(members) and min(members) in present)
 
 
 @dataclass(eq=False)
 class Connection:
-    """Between a peer and the process of a master; None: the one there speaks another version."""
+    """A connection of a peer to the process of a master. `machine` is None if that speaks another version."""
 
     name: str
     peer: Peer
@@ -87,7 +87,7 @@ class Call:
     call_id: int
     ended_ns: int | None = None
     result: int | PCCLError | None = None
-    """What it returned: of an all-reduce, which peers are in the sum, one bit each."""
+    """What the call returned. For an all-reduce: one bit for each peer in the sum."""
 
     @property
     def has_ended(self) -> bool:
@@ -117,14 +117,14 @@ class Peer:
         self.address = masters[0]
         self.connection: Connection | None = None
         self.finishes = True
-        """False: what runs ends only by `finish()`."""
-        self.running: dict[int, int] = {}  # Attempts that the data plane works on, and what each will leave.
+        """False: an attempt ends only by `finish()`."""
+        self.running: dict[int, int] = {}  # Attempts that the data plane works on, and the result of each.
         self.sent: list[PeerMessage] = []
         self.log: list[str] = []
         self.is_alive = True
-        self._tries = 0  # Timers of earlier tries to connect do nothing.
+        self._tries = 0  # A timer of an earlier try to connect does nothing.
         self._call_of: dict[int, int] = {}
-        self._values: dict[int, int] = {}  # By call: the sum that was committed.
+        self._values: dict[int, int] = {}  # By call: the committed sum.
         self._calls: dict[int, Call] = {}
         self._call_ids = itertools.count(1)
 
@@ -213,7 +213,7 @@ class Peer:
             self.world.trace(f"  {self.name}: {effect.text}")
 
     def finish(self, attempt_id: int | None = None) -> None:
-        """The data plane is done with an attempt, or with all that run here."""
+        """The data plane finishes an attempt, or all attempts that run here."""
         for running in list(self.running) if attempt_id is None else [attempt_id]:
             if running in self.running:
                 self.handle(events.ReduceDone(running, self.running[running]))
@@ -221,7 +221,7 @@ class Peer:
     # --- The connection ---------------------------------------------------------------------------------------------
 
     def dial(self, pause_ns: int) -> None:
-        """Tries to connect, after a pause, until that succeeds."""
+        """Tries to connect, after a pause, until it succeeds."""
         self._tries += 1
         this_try, world = self._tries, self.world
 
@@ -249,7 +249,7 @@ class Peer:
             self.handle(events.OtherVersionReceived(OTHER_VERSION))
 
     def hang_up(self) -> None:
-        """Closes the connection: what was sent on it arrives before its end does."""
+        """Closes the connection. What was sent on it arrives before the master notices the end."""
         connection, self.connection = self.connection, None
         if connection is not None and connection.is_up:
             self.world.after(LATENCY_NS + 1, lambda: self.world.tell_master(connection))
@@ -264,7 +264,7 @@ class Master:
         self.machine = machine
         self.log: list[tuple[int, str]] = []
         self.sends_left: int | None = None
-        """It dies when it has sent so many messages."""
+        """The master dies when it has sent this many messages."""
 
     @property
     def member_names(self) -> str:
@@ -294,15 +294,15 @@ class Master:
 
 @dataclass
 class World:
-    """All there is.
+    """All masters, peers, connections and links of a scenario, and the time.
 
     Attributes:
-        masters: those that run, by address.
+        masters: the running masters, by address.
         revoked: the keys that are no longer allowed, by address.
         foreign: addresses at which something speaks another version of the protocol.
-        filter: what becomes of a message to a peer; None drops it.
-        tracer: is given a line for everything that is logged.
-        validates: machines state after each event what always holds.
+        filter: returns the message to deliver to a peer, changed or not; None drops it.
+        tracer: gets a line for everything that is logged.
+        validates: if True, each machine checks its invariants after every event.
     """
 
     masters: dict[str, Master] = field(default_factory=dict)
@@ -316,7 +316,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.drop_to_peers: set[str] = set()
-        """Names of peers that get nothing of what masters send."""
+        """Names of peers that receive no messages from masters."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._connections: dict[str, Connection] = {}
@@ -331,15 +331,15 @@ class World:
         heapq.heappush(self._queue, (self.now_ns + delay_ns, next(self._numbers), happen))
 
     def run(self, seconds: float) -> None:
-        """Time goes on."""
+        """Lets time pass."""
         self._run_until(lambda: False, seconds)
 
     def until(self, condition: Callable[[], bool], seconds: float = SETTLE_S, what: str = "it") -> None:
-        """Time goes on until something has come about. Fails if it does not."""
+        """Lets time pass until the condition holds. Fails if it does not within `seconds`."""
         assert self._run_until(condition, seconds), f"after {seconds} s {what} has not happened"
 
     def settle(self, calls: Iterable[Call], seconds: float = SETTLE_S) -> None:
-        """L1: all these calls end in time."""
+        """L1: all these calls end within `seconds`."""
         calls = list(calls)
         ended = self._run_until(lambda: all(call.has_ended for call in calls), seconds)
         assert ended, f"L1: {seconds} s later, masters {self}: {[call for call in calls if not call.has_ended]}"
@@ -355,7 +355,7 @@ class World:
         return True
 
     def arm(self, who: Peer | Master, deadline_ns: int | None, tick: Callable[[], None]) -> None:
-        """A timer for the deadline of a machine, in place of the one before."""
+        """Sets the timer for the deadline of a machine, in place of the previous one."""
         if deadline_ns is None:
             self._due.pop(who, None)
             return
@@ -378,7 +378,7 @@ class World:
     # --- Processes --------------------------------------------------------------------------------------------------
 
     def start_master(self, address: str, salt: int, options: MasterOptions | None = None) -> Master:
-        """A master is started. `salt` are the first two of its 16 random bytes."""
+        """Starts a master. `salt` gives the first two of its 16 random bytes."""
         own_id = salt.to_bytes(2, "big") + address.encode().ljust(6, b"_")[:6] + next(self._numbers).to_bytes(8, "big")
         master = self.masters[address] = Master(self, address, start_master(own_id, options, self.now_ns))
         self.trace(f"master {address} is started")
@@ -386,7 +386,7 @@ class World:
         return master
 
     def kill_master(self, address: str) -> None:
-        """Its process is killed: all its connections break, and what is in flight on them is lost."""
+        """Kills the process: all its connections break, and messages in flight on them are lost."""
         self.trace(f"master {address} is killed")
         machine = self.masters.pop(address).machine
         for connection in list(self._connections.values()):
@@ -399,7 +399,7 @@ class World:
         return peer
 
     def begin_run(self, names: str, masters: tuple[str, ...], identities: dict[str, str] | None = None) -> list[Peer]:
-        """A run with these members; each name is a letter."""
+        """Starts a run with these members; each name is a letter."""
         peers = [self.peer(name, masters, (identities or {}).get(name, "")) for name in names]
         for peer in peers:
             peer.connect()
@@ -411,7 +411,7 @@ class World:
         return peers
 
     def admit(self, voters: Iterable[Peer], joiners: Iterable[Peer]) -> None:
-        """The members call update_topology, and joiners whose run has yielded: the joiners become members."""
+        """The members call update_topology, and so do joiners whose run has yielded: the joiners become members."""
         joiners = list(joiners)
         waiting = [joiner.topology() for joiner in joiners if joiner.state is State.RETURNING]
         self.run(0.2 if waiting else 0)
@@ -420,7 +420,7 @@ class World:
         self.run(0.3)
 
     def kill_peer(self, peer: Peer) -> None:
-        """Its process is killed."""
+        """Kills the process."""
         peer.is_alive = False
         if peer.connection is not None:
             self.break_connection(peer.connection)
@@ -429,7 +429,7 @@ class World:
                 other.handle(events.LinkFailed(peer.peer_id, "reset"))
 
     def revoke(self, address: str, peer: Peer) -> None:
-        """The key of a peer is taken off the allow list of one master."""
+        """Removes the key of a peer from the allow list of one master."""
         self.revoked.setdefault(address, set()).add(peer.identity)
         self.masters[address].handle(events.KeysRevoked({peer.identity: peer.name}))
 
@@ -451,7 +451,7 @@ class World:
 
     def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
         data, peer = encode(message), connection.peer
-        if len(data) > limits.MESSAGE_BYTES_MAX:  # As libzmq does it.
+        if len(data) > limits.MESSAGE_BYTES_MAX:  # As libzmq does.
             self.trace(f"{peer.name} sends too large a message")
             return self.break_connection(connection)
 
@@ -480,7 +480,7 @@ class World:
         self.after(LATENCY_NS, arrive)
 
     def break_connection(self, connection: Connection) -> None:
-        """What is in flight is lost. Both ends notice a little later, and the peer connects again."""
+        """Messages in flight are lost. Both ends notice a little later, and the peer connects again."""
         connection.is_up = False
 
         def tell_peer() -> None:
@@ -495,7 +495,7 @@ class World:
         self.after(NOTICE_NS, tell_peer)
 
     def tell_master(self, connection: Connection) -> None:
-        """A connection is closed, and the master notices."""
+        """The connection closes, and the master notices."""
         connection.is_up = False
         master = self.masters.get(connection.address)
         is_known = self._connections.pop(connection.name, None) is not None
@@ -503,7 +503,7 @@ class World:
             master.handle(events.ConnectionClosed(connection.name))
 
     def cut(self, peers: Iterable[Peer], address: str) -> None:
-        """Peers cannot reach a master any more; their connections to it break."""
+        """Peers can no longer reach a master; their connections to it break."""
         peers = list(peers)
         self.trace(f"{''.join(peer.name for peer in peers)} cut off from {address}")
         for peer in peers:
@@ -512,11 +512,11 @@ class World:
                 self.break_connection(peer.connection)
 
     def join(self, peers: Iterable[Peer], address: str) -> None:
-        """They can again."""
+        """The peers can reach the master again."""
         self._cut -= {(peer.name, address) for peer in peers}
 
     def heal(self) -> None:
-        """All paths to masters are whole."""
+        """Repairs all paths to masters, and delivers messages to all peers again."""
         self.trace("all paths are whole")
         self._cut.clear()
         self.drop_to_peers.clear()
@@ -533,13 +533,13 @@ class World:
                 one.handle(events.LinkUp(far.peer_id))
 
     def break_link(self, one: Peer, other: Peer) -> None:
-        """The path between two peers carries nothing any more."""
+        """The path between two peers stops carrying anything."""
         self._broken_links.add(frozenset((one.name, other.name)))
         for peer, far in ((one, other), (other, one)):
             peer.handle(events.LinkFailed(far.peer_id, "reset"))
 
     def mend_link(self, one: Peer, other: Peer) -> None:
-        """It does again."""
+        """The path between two peers works again."""
         self._broken_links.discard(frozenset((one.name, other.name)))
         self.join_link(one, other.peer_id)
 
@@ -550,12 +550,12 @@ class World:
     # --- S3 ---------------------------------------------------------------------------------------------------------
 
     def leading(self) -> list[Master]:
-        """Masters that have a committed list, as far as they know."""
+        """Masters that lead, each as far as it knows: it has a committed member list and is not recovering."""
         machines = ((master, master.machine) for master in self.masters.values())
         return [m for m, one in machines if not one.is_recovering and one.registry.order and one.registry.is_committed]
 
     def _followers(self, master: Master) -> list[bytes]:
-        """Peers that are led by a master: connected to it, and it has welcomed them as what it is."""
+        """Peers that a master leads: each is connected to it, and knows its run and term."""
         facts = master.machine.run_id, master.machine.term
         return [
             connection.peer.peer_id
@@ -579,7 +579,7 @@ class World:
                 assert other is one, f"S3: two masters lead one run: {self}"
 
     def check_one_leads(self) -> Master:
-        """S3, once all is quiet: one master leads a run, and no other takes itself for its leader."""
+        """S3, once all is quiet: one master leads a run, and no other master believes that it leads it."""
         leading = self.leading()
         assert len({one.machine.run_id for one in leading}) == len(leading), f"S3: two masters lead one run: {self}"
         assert leading, f"L3: no master leads: {self}"
@@ -606,7 +606,7 @@ def results_of(calls: Iterable[Call]) -> list[Any]:
 
 
 def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
-    """A world in which both run, before any peers."""
+    """A world in which both masters run, before any peers."""
     world = World()
     for address, salt in zip(TWO, salts, strict=True):
         world.start_master(address, salt)
@@ -614,7 +614,7 @@ def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
 
 
 def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
-    """The peers of a host, each in a group of its own."""
+    """The two peers of one host, each in its own group."""
     peers = [world.peer(name, ONE, group=group) for group, name in enumerate(names)]
     for peer in peers:
         peer.machine = PeerMachine(replace(peer.machine.options, host=names, host_size=2))
@@ -622,7 +622,7 @@ def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
 
 
 def one_master(names: str) -> tuple[World, list[Peer]]:
-    """A run with these members, each of one letter, that know one address."""
+    """A run with these members, each named by one letter, that know one address."""
     world = World()
     world.start_master(*ONE, 77)
     return world, world.begin_run(names, ONE)

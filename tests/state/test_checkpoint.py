@@ -1,4 +1,4 @@
-"""Checkpoints: what comes back is what was saved, and nothing else ever does; whatever fails changes nothing."""
+"""Checkpoints: a load restores exactly what was saved, and a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def small() -> Arrays:
 
 
 def large() -> Arrays:
-    """Several pieces, a ragged end, and many small tensors between."""
+    """Several pieces, an incomplete last one, and many small tensors in between."""
     random = np.random.default_rng(1)
     arrays: Arrays = {f"t{number}": np.full(number + 1, number, np.int32) for number in range(200)}
     arrays["noise"] = random.integers(0, 256, 3 * limits.CHECKPOINT_PIECE_BYTES + 77, np.uint8)
@@ -73,7 +73,7 @@ def assert_loads(path: Path, arrays: Arrays, revision: int) -> None:
 
 
 class Target:
-    """A state that a load must leave as it is."""
+    """A state that a load must not change."""
 
     def __init__(self, like: Arrays) -> None:
         self.arrays = blank(like)
@@ -101,7 +101,7 @@ def files(path: Path) -> list[str]:
 
 
 def test_shapes_and_the_order_of_tensors_do_not_matter(path: Path) -> None:
-    """Elements count: a state has no shapes, and its keys no order."""
+    """Only elements count: a state has no shapes, and its keys have no order."""
     state_of({"a": np.arange(6.0), "b": np.ones(2)}).save_state(path)
     loaded: Arrays = {"b": np.zeros(2), "a": np.zeros((2, 3))}
     state_of(loaded).load_state(path)
@@ -146,7 +146,7 @@ def test_a_symbolic_link_stays_one(path: Path) -> None:
 def test_paths_in_the_working_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     state_of(small()).save_state("x")
-    state_of(small()).load_state(b"x")  # type: ignore[arg-type]  # As os.fsencode makes them.
+    state_of(small()).load_state(b"x")  # type: ignore[arg-type]  # Bytes, as os.fsencode makes them.
     assert files(path) == ["x"]
 
 
@@ -154,7 +154,7 @@ def test_paths_in_the_working_directory(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def header_of(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """The metadata, and type and shape of each tensor."""
+    """The metadata, and the type and shape of each tensor."""
     with safetensors.safe_open(path, "numpy") as opened:
         tensors = {name: opened.get_slice(name) for name in opened.offset_keys()}
         return opened.metadata(), {name: (row.get_dtype(), row.get_shape()) for name, row in tensors.items()}
@@ -166,7 +166,7 @@ def digest_of(metadata: dict[str, str], rows: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("make", [small, large])
 def test_what_was_saved_comes_back_to_us_and_to_others(path: Path, make: Callable[[], Arrays]) -> None:
-    """With all types and shapes; and anybody can check the digests, as docs/shared_state.md says."""
+    """With all types and shapes. Other programs can check the digests, as docs/shared_state.md says."""
     arrays = make()
     state_of(arrays, limits.REVISION_MAX).save_state(path)
     assert files(path) == [path.name]
@@ -204,7 +204,7 @@ def test_what_safetensors_wrote_is_loaded(path: Path) -> None:
 
 @pytest.mark.parametrize("datatype", zpccl.DataType)
 def test_every_type(path: Path, datatype: zpccl.DataType) -> None:
-    """Of BFLOAT16, which numpy does not have, the bits."""
+    """For BFLOAT16, which numpy does not have, the bits."""
     is_bfloat16 = datatype is zpccl.DataType.BFLOAT16
     array = np.arange(50).astype(np.uint16 if is_bfloat16 else datatype.to_numpy_dtype())
     loaded = np.zeros_like(array)
@@ -254,7 +254,7 @@ def test_a_name_that_no_tensor_can_have(path: Path) -> None:
 
 
 def test_a_flipped_bit_is_noticed(path: Path) -> None:
-    """In any byte, at any place in it; and the tensor is named if it is one of the tensor."""
+    """In any byte, at any position in it. If the byte belongs to a tensor, the error names the tensor."""
     arrays: Arrays = {"a": np.arange(7, dtype=np.int16)}
     state_of(arrays, 41).save_state(path)
     good = path.read_bytes()
@@ -310,7 +310,7 @@ def test_other_files_are_refused(path: Path, data: bytes) -> None:
     ],
 )
 def test_what_the_metadata_must_have(path: Path, changes: dict[str, str | None], text: str | None) -> None:
-    """Who wrote the file gave the header its digest, whatever it says."""
+    """The writer of the file gave the header its digest, whatever the header contains."""
     arrays = small()
     state_of(arrays, 41).save_state(path)
     metadata, rows = header_of(path)
@@ -372,7 +372,7 @@ def test_what_the_system_refuses(path: Path, call: str) -> None:
 
 
 def test_a_disk_that_is_full_leaves_the_old_checkpoint(path: Path) -> None:
-    """Files cannot grow beyond so many bytes: the system refuses it in the middle of a write, as on a full disk."""
+    """Files have a size limit: the system refuses to extend them in the middle of a write, as on a full disk."""
     state_of(small(), 1).save_state(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * limits.CHECKPOINT_PIECE_BYTES, hard))
@@ -412,7 +412,7 @@ def test_short_writes_are_gone_on_with(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_all_is_on_the_disk_before_the_name_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash of the machine the name must not be that of a file without contents."""
+    """After a crash of the machine, no name may belong to a file without contents."""
     calls: list[str] = []
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -432,13 +432,13 @@ def test_all_is_on_the_disk_before_the_name_is(path: Path, monkeypatch: pytest.M
 
 
 def interrupt(progress: zpccl.Progress) -> None:
-    """In the middle."""
+    """Raises in the middle of the work."""
     if progress.bytes_done:
         signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_leaves_all_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # Every callback is due.
+    monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # So that every callback is due.
     arrays = large()
     state_of(arrays, 1).save_state(path)
     with pytest.raises(KeyboardInterrupt):
@@ -454,7 +454,7 @@ def test_an_interrupt_leaves_all_as_it_was(path: Path, monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_while_tensors_are_written_comes_too_late(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors are written or none is: it comes after the first of them."""
+    """Either all tensors are written or none is: the interrupt comes after the first one."""
     arrays = large()
     state_of(arrays, 41).save_state(path)
     loaded = blank(arrays)
@@ -481,7 +481,7 @@ def test_what_a_killed_process_left_is_written_over(path: Path) -> None:
 
 
 def test_two_at_a_time_are_refused(path: Path) -> None:
-    """Ours is as it should be, whatever the other does."""
+    """Our checkpoint is correct, whatever the other process does."""
     arrays = small()
 
     def save_again(progress: zpccl.Progress) -> None:
@@ -497,7 +497,7 @@ def test_two_at_a_time_are_refused(path: Path) -> None:
 
 
 def test_a_partial_file_that_is_finished_meanwhile_is_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who had the lock gave it its name between our open and our lock: it is the checkpoint now, not to be cut."""
+    """The holder of the lock renamed it between our open and our lock: it is the checkpoint now, not to be cut."""
     arrays = small()
     partial = path.with_name(path.name + ".partial")
     state_of(arrays, 1).save_state(partial)
@@ -524,7 +524,7 @@ def test_a_partial_file_that_is_a_link_is_not_followed(path: Path) -> None:
 
 
 def test_progress_of_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # Every callback is due.
+    monkeypatch.setattr(limits, "PROGRESS_INTERVAL_NS", 0)  # So that every callback is due.
     arrays = large()
     total = sum(array.nbytes for array in arrays.values())
     for call in ("save", "load"):
@@ -552,7 +552,7 @@ def test_neither_copies_more_than_it_must(path: Path) -> None:
 
 
 def test_tied_tensors_with_different_contents_in_the_file_are_refused(path: Path) -> None:
-    """Both cannot be loaded into the same memory."""
+    """The same memory cannot hold both."""
     state_of({"a": np.ones(3), "b": np.full(3, 2.0), "c": np.ones(3)}, 5).save_state(path)
     array, other = np.full(3, 9.0), np.full(3, 9.0)
     with pytest.raises(zpccl.InvalidArgument, match="'a' and 'b' are the same memory"):
@@ -579,7 +579,7 @@ def test_a_path_that_cannot_be_resolved(path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_directory_that_cannot_be_waited_for(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
-    """It may not be listed, or is of a network file system. The checkpoint has its name: nothing has failed."""
+    """Nobody may list it, or it is on a network file system. The checkpoint has its name: nothing has failed."""
     real = getattr(os, call)
 
     def refuse(what: Any, *arguments: Any) -> Any:

@@ -21,7 +21,7 @@ def pack(block: bytes, itemsize: int = 4, *, compress: bool = True) -> bytes:
 
 
 def unpack(payload: bytes, size: int) -> bytes:
-    """The decoded block; what lies around its place must not have changed."""
+    """The decoded block. The bytes around it must not change."""
     memory = bytearray(CANARY + b"\xee" * size + CANARY)
     try:
         decode_into(payload, memoryview(memory)[len(CANARY) : len(CANARY) + size])
@@ -31,7 +31,7 @@ def unpack(payload: bytes, size: int) -> bytes:
 
 
 def floats(count: int) -> bytes:
-    """As trained weights are: they get smaller, but not by much."""
+    """Like trained weights: compression makes them smaller, but not by much."""
     return np.random.default_rng(0).normal(0, 0.02, count).astype(np.float32).tobytes()
 
 
@@ -90,7 +90,7 @@ def test_other_bytes_are_refused_or_fill_the_block(payload: bytes, size: int) ->
 @settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_damaged_chunks_never_write_elsewhere(data: st.DataObject) -> None:
-    """Bytes of a chunk are changed, more often those that say where things are, and some are cut off or added."""
+    """Bytes of a chunk are changed, mostly those with positions, and some are cut off or added."""
     block = np.arange(1000, dtype=np.int32).tobytes()[: data.draw(st.integers(3000, 4000))]
     payload = bytearray(pack(block))
     assert payload[0] == 2
@@ -153,5 +153,5 @@ def test_payloads_of_a_wrong_length_are_refused(payload: bytes) -> None:
 
 
 def test_blosc2_works_without_the_gil() -> None:
-    """It says how it was set before."""
+    """blosc2 returns the previous setting."""
     assert blosc2.set_releasegil(True)

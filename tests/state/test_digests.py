@@ -55,7 +55,7 @@ def test_blocks_cover_the_tensor(nbytes: int, count: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_any_number_of_threads_finds_the_same(kind: DigestKind, workers: int) -> None:
-    """A large tensor with a ragged end between small ones, and sizes at both sides of a block."""
+    """A large tensor with an incomplete last block between small ones, and sizes just below and above a block."""
     sizes = [1, 2, 9 * STATE_BLOCK_BYTES + 5, 3, STATE_BLOCK_BYTES, STATE_BLOCK_BYTES + 1, STATE_BLOCK_BYTES - 1, 7]
     regions = regions_of(sizes)
     assert digest_regions(regions, kind, workers) == one_by_one(regions, kind)
@@ -75,7 +75,7 @@ def test_any_division_into_tasks_finds_the_same(sizes: list[int], block: int, ta
 
 
 def test_many_small_tensors_are_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else handing them to threads would cost more than their digests."""
+    """Otherwise handing them to threads would cost more than their digests."""
     tasks: list[int] = []
 
     def in_parallel(function: Callable[..., None], parts: Iterable[list[object]], count: int) -> None:
@@ -89,7 +89,7 @@ def test_many_small_tensors_are_one_task(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_blake3_is_blake3() -> None:
-    """Of its own test vectors: the empty input."""
+    """From BLAKE3's own test vectors: the empty input."""
     assert block_digest(b"", DigestKind.BLAKE3).hex() == (
         "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
     )
@@ -97,7 +97,7 @@ def test_blake3_is_blake3() -> None:
 
 
 def test_xxh3_is_xxh3() -> None:
-    """XXH3-128 of nothing, as its own test suite has it, in a digest as long as the others."""
+    """XXH3-128 of the empty input, from its own test suite, in a digest of the usual length."""
     digest = block_digest(b"", DigestKind.XXH3)
     assert digest.hex() == "99aa06d3014798d86001c324468d497f" + "00" * 16
 

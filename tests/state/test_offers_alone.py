@@ -1,4 +1,4 @@
-"""Offers without a network: tensors that are lent, and who is told what when. tests/test_offers.py has the whole."""
+"""Offers without a network: lent tensors, and the messages to each peer. tests/test_offers.py tests the whole."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_memory_of_copies_is_used_again() -> None:
 
 
 class Net(Engine):
-    """Takes what is said about offers: (peer, kind, number, the rest)."""
+    """Records the messages about offers: (peer, kind, number, the rest)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def net() -> Iterator[Net]:
 
 
 class Message(Body):
-    """A message that has come."""
+    """A received message."""
 
     def __init__(self, data: bytes) -> None:
         self.data: bytes | None = data
@@ -116,7 +116,7 @@ def message(kind: int, number: int, rest: bytes = b"") -> Message:
     "junk", [b"", b"short", bytes(9), bytes([1]) + bytes(7) + b"\x01junk", b"\x02" * 9, b"\xff" * 40]
 )
 def test_nonsense_about_offers(net: Net, junk: bytes) -> None:
-    """S6: it is dropped, and what is offered goes on being offered."""
+    """S6: it is dropped, and the offer stays."""
     offers, body = Offers(net, 6), Message(junk)
     one = offer(offers, tensor(1))
     offers.on_message(A, body)
@@ -154,7 +154,7 @@ def test_who_asks_is_told_and_hears_of_the_end(net: Net) -> None:
 
 
 def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
-    """Nobody may think that there is nothing because one offer takes the place of another."""
+    """No peer may conclude that there is no offer while one offer replaces another."""
     offers = Offers(net, 6)
     first, detach = offer(offers, tensor(1)), LentRegion.detach
 
@@ -172,7 +172,7 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
 
 
 def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
-    """One message may overtake another. What is no more is not waited for; there may be something else."""
+    """One message may overtake another. A joiner does not wait for an ended offer; there may be another one."""
     own = prefetch(net, tensor(1))
     own.on_peers((A,))
     own.on_link_up(A)
@@ -189,7 +189,7 @@ def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:
 
 
 def test_who_offers_the_contents_of_another_tensor_is_no_source(net: Net) -> None:
-    """Contents are alike by key. Else those who are right would seem to send wrong bytes."""
+    """Contents are compared by key. Otherwise peers with the right contents would seem to send wrong bytes."""
     regions = {key: region(tensor(1), key) for key in "vw"}
     own = Prefetch(regions, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND, net)
     own.on_peers((A, B))
@@ -226,7 +226,7 @@ def test_a_prefetch_that_is_stopped(net: Net) -> None:
 
 
 def test_what_is_here_already_is_not_fetched(net: Net) -> None:
-    """The same contents as are offered: the revision is taken, and nobody is asked for anything."""
+    """The contents equal the offered ones: the joiner takes the revision, and asks nobody for anything."""
     array = tensor(1)
     offers = Offers(net, 6)
     one = offer(offers, array)
@@ -244,7 +244,7 @@ def test_what_is_here_already_is_not_fetched(net: Net) -> None:
 
 @pytest.mark.parametrize("kind", DigestKind)
 def test_another_state_does_not_suit(net: Net, kind: DigestKind) -> None:
-    """It is left alone: the sync will say what differs."""
+    """The joiner leaves the state alone: the sync will report the difference."""
     own = prefetch(net, tensor(1))
     own.on_peers((A,))
     own.on_link_up(A)
@@ -253,7 +253,7 @@ def test_another_state_does_not_suit(net: Net, kind: DigestKind) -> None:
 
 
 def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
-    """B1: a state whose tensors change their sizes is held once, not once for each size that they have had."""
+    """B1: a state whose tensors change their sizes is kept once, not once for each former size."""
     offers = Offers(net, 6)
     for size in (3, 3, 2, 5):
         offer(offers, tensor(1, size * MIB))
@@ -265,7 +265,7 @@ def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
 
 
 def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
-    """L1: a joiner that asks hears that there is nothing, and does not wait."""
+    """L1: a joiner that asks hears that there is no offer, and does not wait."""
     offers = Offers(net, 6)
 
     def refuse(self: Offer) -> None:

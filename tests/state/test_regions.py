@@ -61,7 +61,7 @@ def test_what_cannot_be_written_is_refused() -> None:
 # --- Devices --------------------------------------------------------------------------------------------------------
 
 STEP = 40
-"""Staging memory is this small here."""
+"""The size of the staging memory in these tests."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_memory_of_a_device_is_read_by_a_copy() -> None:
 
 @pytest.mark.parametrize(("begin", "end", "size"), [(0, 250, 10), (3, 248, 10), (0, 40, 10), (5, 6, 10), (0, 250, 33)])
 def test_pieces_of_a_device_are_all_there(small_steps: None, begin: int, end: int, size: int) -> None:
-    """Each is compared before the next is asked for, as it may be overwritten then."""
+    """Each piece is compared before the next one is requested, as that may overwrite it."""
     device, _, found = on_device(250)
     offset = begin
     for piece in found.pieces(begin, end, size):

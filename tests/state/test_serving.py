@@ -1,4 +1,4 @@
-"""Who is served what next, and how fast."""
+"""Which requests are served next, and how fast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A, B = b"a" * 16, b"b" * 16
 
 
 class Contents:
-    """Blocks of a given size, of one key: random bytes, or one of numbers that shrink a lot."""
+    """Blocks of one key with a given size: random bytes, or a block of numbers that compresses well."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -42,7 +42,7 @@ class Contents:
 
 
 class Bench:
-    """A server whose jobs are done when a test says so, and links with room for a number of messages."""
+    """A server whose jobs finish when a test says so, and links with room for a number of messages."""
 
     def __init__(self, size: int = MIB, bucket: TokenBucket | None = None, jobs_max: int = 4) -> None:
         self.contents = Contents(size)
@@ -66,7 +66,7 @@ class Bench:
         return True
 
     def work(self) -> None:
-        """Does the jobs that were submitted, and tells the server."""
+        """Does the submitted jobs, and tells the server."""
         jobs = self.jobs[:]
         self.jobs.clear()
         for job in jobs:
@@ -86,7 +86,7 @@ class Bench:
             self.work()
 
     def blocks(self) -> list[tuple[bytes, int]]:
-        """Who got which blocks."""
+        """The peers and the blocks that they got."""
         found = []
         for peer, data in self.sent:
             view = memoryview(data)
@@ -214,7 +214,7 @@ def test_a_fetcher_that_is_gone_costs_nothing_more() -> None:
 
 
 def test_requests_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: a fetcher that asks and does not read costs the holder a list of bounded length."""
+    """B1: a fetcher that asks and does not read costs the holder only a list of bounded length."""
     monkeypatch.setattr(limits, "STATE_REQUESTS_QUEUED_MAX", 10)
     bench = Bench(size=1)
     for _ in range(2):
@@ -224,7 +224,7 @@ def test_requests_beyond_the_bound_are_dropped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_upload_limit_is_kept() -> None:
-    """Over 10 s, 10 MiB/s let through 100 MiB and one burst."""
+    """In 10 s, 10 MiB/s allow 100 MiB and one burst."""
     bench = Bench(bucket=TokenBucket(10 * MIB))
     bench.server.on_request(A, places(range(1000)))
     now = 0
@@ -237,7 +237,7 @@ def test_the_upload_limit_is_kept() -> None:
 
 
 def test_what_was_not_sent_is_not_charged() -> None:
-    """A full link is tried again and again; the limit is of what leaves."""
+    """The server tries a full link again and again; the limit counts only bytes that leave."""
     bench = Bench(bucket=TokenBucket(10 * MIB))
     bench.room[A] = 0
     bench.server.on_request(A, places([0]))

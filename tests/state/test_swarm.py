@@ -1,4 +1,4 @@
-"""Whom a fetch asks for what: with sources that are fast, slow, silent, dying, lying."""
+"""Which blocks a fetch requests from which source: sources are fast, slow, silent, dying or lying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(sources: list[bytes], partial_seeds: list[bytes] = [], count: int = 0, 
 
 
 def deliver(swarm: Swarm, peer: bytes, place: Place, now_ns: int) -> bool:
-    """Something comes, and is right. True if it was wanted."""
+    """A correct block arrives. Returns True if it was wanted."""
     wanted = swarm.on_arrived(peer, place, now_ns)
     if wanted:
         swarm.on_checked(peer, place)
@@ -33,7 +33,7 @@ def deliver(swarm: Swarm, peer: bytes, place: Place, now_ns: int) -> bool:
 
 
 def state(swarm: Swarm) -> str:
-    """How the fetch stands."""
+    """The state of the fetch."""
     return "done" if swarm.is_done else "failed" if swarm.has_failed else "open"
 
 
@@ -89,7 +89,7 @@ def test_partial_seeds_begin_at_different_places() -> None:
 
 
 def run(swarm: Swarm, rates: dict[bytes, float], delay_ns: int, until: int = 10**6) -> tuple[int, dict[bytes, int]]:
-    """Plays sources that deliver in order at these rates over paths of this delay. The time, and what each did."""
+    """Plays sources that deliver in order at these rates over paths of this delay. Returns the time and the counts."""
     now, counts = 0, dict.fromkeys(rates, 0)
     free = dict.fromkeys(rates, 0)
     coming: list[tuple[int, bytes, Place]] = []
@@ -113,7 +113,7 @@ def run(swarm: Swarm, rates: dict[bytes, float], delay_ns: int, until: int = 10*
 
 
 def test_a_long_fast_path_is_filled() -> None:
-    """1 Gbit/s and 100 ms there and back: within 1.35 of the time that it needs at least, slow start included."""
+    """1 Gbit/s and a round trip of 100 ms: within 1.35 times the minimum time, including slow start."""
     rate = 125e6
     took_ns, _ = run(make([A], count=512), {A: rate}, 100 * MS)
     assert took_ns < 1.35 * 512 * MIB / rate * SECOND
@@ -128,7 +128,7 @@ def test_sources_deliver_in_proportion_to_their_speed() -> None:
 
 @pytest.mark.parametrize("bunch", [1, 4])
 def test_sources_of_one_speed_are_hardly_ever_asked_twice(bunch: int) -> None:
-    """On slow links, with blocks that share connections and come in bunches: what is sent twice takes from the rest."""
+    """On slow links, with blocks that share connections and come in bunches: bytes sent twice slow the others down."""
     rate, delay, now, twice = 25e6, 10 * MS, 0, 0
     swarm = make([A, B, C], count=90)
     owed: dict[bytes, list[Place]] = {A: [], B: [], C: []}
@@ -154,7 +154,7 @@ def test_sources_of_one_speed_are_hardly_ever_asked_twice(bunch: int) -> None:
 
 @pytest.mark.parametrize("sources", [[A], [A, B, C, F]])
 def test_windows_are_bounded(sources: list[bytes]) -> None:
-    """However fast the sources are: all that was requested is delivered before the next requests."""
+    """However fast the sources are: everything requested is delivered before the next requests."""
     swarm = make(sources, count=1000)
     now = 0
     while not swarm.is_done:
@@ -254,7 +254,7 @@ def test_a_source_that_sends_wrong_bytes_is_dropped_and_the_place_asked_of_anoth
 
 
 def test_a_block_that_is_being_checked_is_not_asked_for_again() -> None:
-    """Not because another source that was to send it, too, is lost; it is once the check has failed."""
+    """The loss of another source that was to send it does not cause a new request. A failed check does."""
     swarm = make([A, B, C], count=3)
     asks = swarm.ask(0)
     (place,) = asks[A]
@@ -319,7 +319,7 @@ def test_the_only_source_gets_more_time() -> None:
 
 
 def test_partial_seeds_that_wait_for_each_other_give_up() -> None:
-    """L1: nobody has what is missing."""
+    """L1: no peer has the missing blocks."""
     swarm = make([], [F], count=2)
     swarm.on_have(F, [(0, 0)])
     swarm.ask(0)
@@ -333,7 +333,7 @@ def test_partial_seeds_that_wait_for_each_other_give_up() -> None:
 
 
 def test_deadlines_are_always_ahead() -> None:
-    """Else the thread that waits for them would spin."""
+    """Otherwise the thread that waits for them would spin."""
     swarm = make([A], count=8)
     swarm.ask(0)
     for now in (1, STATE_SOURCE_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS + 5, STATE_STALL_TIMEOUT_NS - 1):
@@ -346,7 +346,7 @@ def test_deadlines_are_always_ahead() -> None:
 
 
 def slow_end(now: int) -> tuple[Swarm, list[Place]]:
-    """A is fast and idle; B owes its first places. And what it owes."""
+    """A is fast and idle; B owes its first places. Also returns these places."""
     swarm = make([A, B], count=8)
     asks = swarm.ask(0)
     for place in asks[A]:
@@ -370,7 +370,7 @@ def test_an_idle_source_takes_over_what_a_silent_one_owes() -> None:
 
 
 def test_nothing_is_asked_of_more_than_two() -> None:
-    """Two idle sources take over what a third one owes, each a part of it."""
+    """Two idle sources each take over a part of what a third one owes."""
     swarm = make([A, B, C], count=12)
     asks = swarm.ask(0)
     for peer in (A, B):
@@ -400,9 +400,9 @@ def test_a_wrong_copy_does_not_cost_the_right_one() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_everything_comes_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2, S5: sources die, lie, stay silent and send what nobody asked for; one is good. All is checked once.
+    """L2, S5: sources die, lie, stay silent and send unrequested blocks; one is good. Each block is checked once.
 
-    So little may be under way that a byte which a source is wrongly thought to owe would end the fetch.
+    The bound on bytes in flight is so small that the fetch would end if one byte were wrongly counted as owed.
     """
     if seed % 2:
         monkeypatch.setattr(limits, "STATE_IN_FLIGHT_BYTES_MAX", MIB)

@@ -1,4 +1,4 @@
-"""State transfers between peers of one process, with a network that a test can spoil."""
+"""State transfers between peers of one process, over a network that a test can disturb."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from zpccl.types import DigestKind
 
 CHANNEL = 7
 COUNT = 6
-"""Blocks of the tensor `w` of all peers, but where a test says otherwise."""
+"""Number of blocks of the tensor `w` of all peers, unless a test says otherwise."""
 SIZE = COUNT * STATE_BLOCK_BYTES
 
 
 class Message:
-    """The body of a message, in memory of nobody."""
+    """The body of a message, in memory that nobody owns."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -63,7 +63,7 @@ class Net:
     """Transfers by name, each in a thread, and links between them that a test can break.
 
     Args:
-        arrays: what each holds by key; or a number: a tensor `w` of which every byte is this number.
+        arrays: the tensors of each peer by key; or a number: a tensor `w` in which every byte is this number.
     """
 
     def __init__(self, **arrays: int | dict[str, np.ndarray[Any, Any]]) -> None:
@@ -74,15 +74,15 @@ class Net:
         self.before = {name: {key: array.copy() for key, array in held.items()} for name, held in self.arrays.items()}
         self.broken: set[frozenset[str]] = set()
         self.deaf: set[str] = set()
-        self.full: set[str] = set()  # Whose links have no room.
-        self.refused = threading.Event()  # Something was not sent for lack of room.
-        self.moved: list[tuple[int, int]] = []  # Bytes done and expected, as who fetches is told.
+        self.full: set[str] = set()  # Names of peers whose links have no room.
+        self.refused = threading.Event()  # A message was not sent for lack of room.
+        self.moved: list[tuple[int, int]] = []  # Bytes done and expected, as the fetcher hears them.
         self.reports: dict[str, list[tuple[str, bytes | None, dict[bytes, str]]]] = {name: [] for name in arrays}
         self.reported = {name: threading.Event() for name in arrays}
         self.sent: dict[str, int] = dict.fromkeys(arrays, 0)
         self.bodies: list[weakref.ref[Message]] = []
         self.spoil: Callable[[str, bytes], bytes] = lambda sender, data: data
-        self.before_a: str | None = None  # Before blocks or spoiled bytes of this one have come, a sends nothing.
+        self.before_a: str | None = None  # a sends nothing before blocks or spoiled bytes of this peer have arrived.
         self.may_send_a = threading.Event()
         self.on_block: Callable[[str, str], None] = lambda sender, receiver: None
         self.lock = threading.Lock()
@@ -124,7 +124,7 @@ class Net:
         return post
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
-        """Has a message come."""
+        """Delivers a message."""
         message = Message(data)
         self.bodies.append(weakref.ref(message))
         self.transfers[receiver].mailbox.put(MessageReceived(sender.encode(), CHANNEL, cast(Body, message)))
@@ -138,13 +138,13 @@ class Net:
         return report
 
     def cut(self, one: str, other: str) -> None:
-        """The link breaks; both ends notice."""
+        """The link breaks, and both ends notice."""
         self.broken.add(frozenset((one, other)))
         self.transfers[one].lose_link(other.encode())
         self.transfers[other].lose_link(one.encode())
 
     def start(self, partial_seeds: str = "", **sources: str) -> None:
-        """Each peer named in `sources` fetches what a holds from these, and from the other partial seeds."""
+        """Each peer named in `sources` fetches a's state from these sources and from the other partial seeds."""
         NETS.append(self)
         for name, each in self.transfers.items():
             fetch = {}
@@ -157,7 +157,7 @@ class Net:
             thread.start()
 
     def wait(self, names: str) -> None:
-        """Until these have reported that they have all of it."""
+        """Waits until these peers have reported that they have everything."""
         for name in names:
             assert self.reported[name].wait(30), f"{name} does not report"
             assert [error for error, _, _ in self.reports[name]] == [""]
@@ -170,7 +170,7 @@ class Net:
             thread.join(30)
             assert not thread.is_alive()
         for each in self.transfers.values():
-            while each.mailbox.take(0):  # What came after the end goes with the transfer.
+            while each.mailbox.take(0):  # Later messages end with the transfer.
                 pass
         kept = [body() for body in self.bodies]
         assert all(body is None or body.is_released for body in kept), "a message is neither released nor dropped"
@@ -184,12 +184,12 @@ class Net:
 
 
 NETS: list[Net] = []
-"""Those that run."""
+"""The running nets."""
 
 
 @pytest.fixture(autouse=True)
 def all_end() -> Iterator[None]:
-    """A test that fails leaves no threads to the next."""
+    """A test that fails leaves no threads behind for the next test."""
     yield
     for net in list(NETS):
         net.end(commit=False)
@@ -199,7 +199,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def mixed() -> tuple[Arrays, Arrays]:
-    """A state with a tensor of several blocks of which two differ, a small one that differs, one that does not."""
+    """A state with a tensor of several blocks, two of which differ, a small one that differs, and an equal one."""
     rng = np.random.default_rng(0)
     holds: Arrays = {
         "big": rng.integers(0, 256, 3 * STATE_BLOCK_BYTES + 5, np.uint8),
@@ -228,7 +228,7 @@ def test_only_what_differs_travels_and_is_written_at_the_end() -> None:
 
 
 def test_nothing_is_written_without_a_commit() -> None:
-    """S2 of state"""
+    """S2 for state"""
     net = Net(a=1, c=0)
     net.start(c="a")
     net.wait("c")
@@ -237,7 +237,7 @@ def test_nothing_is_written_without_a_commit() -> None:
 
 
 def test_zeros_do_not_travel() -> None:
-    """Fresh optimiser state: only the lists of digests do."""
+    """Fresh optimiser state: only the lists of digests travel."""
     zeros: Arrays = {"large": np.zeros(3 * STATE_BLOCK_BYTES // 4 + 1, np.float32), "small": np.zeros(5)}
     net = Net(a=zeros, c={key: array + 1 for key, array in zeros.items()})
     net.start(c="a")
@@ -274,7 +274,7 @@ def is_list(data: bytes) -> bool:
 
 
 def damage(what: Callable[[bytes], Any], percent: int) -> Callable[[str, bytes], bytes]:
-    """Turns bits of one byte of such messages of b."""
+    """Flips bits of one byte in such messages of b."""
 
     def spoil(sender: str, data: bytes) -> bytes:
         if sender != "b" or not what(data):
@@ -313,7 +313,7 @@ def test_a_holder_that_damages_is_dropped_and_named_and_the_rest_comes_from_anot
 
 @pytest.mark.parametrize("how", SPOILS)
 def test_a_fetch_fails_with_the_last_holder_and_blames_it(how: str) -> None:
-    """S5, S2 of state"""
+    """S5, S2 for state"""
     net = Net(a=1, b=1, c=0)
     net.spoil = SPOILS[how]
     net.start(c="b")
@@ -446,7 +446,7 @@ def test_a_lost_link_to_the_only_source_fails_the_fetch() -> None:
 
 
 def test_a_link_that_is_full_is_waited_for() -> None:
-    """What could not be sent goes out when there is room."""
+    """Messages that did not fit are sent when there is room."""
     net = Net(a=1, c=0)
     net.full.add("c")
     net.start(c="a")
@@ -462,7 +462,7 @@ def test_a_link_that_is_full_is_waited_for() -> None:
 
 
 def test_who_fetches_serves_those_without_a_link_to_a_holder() -> None:
-    """L2, S5: c gets from b what b gets from a, block by block, before it is written anywhere."""
+    """L2, S5: c gets from b what b gets from a, block by block, before anything is written."""
     net = Net(a=1, b=0, c=0)
     net.broken.add(frozenset("ac"))
     net.start("bc", b="a", c="")
@@ -473,7 +473,7 @@ def test_who_fetches_serves_those_without_a_link_to_a_holder() -> None:
 
 
 def test_partial_seeds_serve_each_other_what_they_have_checked() -> None:
-    """Of three joiners each gets some of it from the others, and the holder sends less than all of it three times."""
+    """Each of three joiners gets some blocks from the others, and the holder sends less than three times the whole."""
     net = Net(a=1, b=0, c=0, d=0)
     net.start("bcd", b="a", c="a", d="a")
     net.wait("bcd")
@@ -483,7 +483,7 @@ def test_partial_seeds_serve_each_other_what_they_have_checked() -> None:
 
 
 def test_who_has_part_of_it_serves_that_too() -> None:
-    """Blocks that b need not fetch come from its tensor, the others from what it has fetched; zeros from nobody."""
+    """b serves blocks that it need not fetch from its tensor, the others from fetched blocks. Nobody sends zeros."""
     whole = np.full(SIZE, 1, np.uint8)
     part = whole.copy()
     part[2 * STATE_BLOCK_BYTES :] = 0
@@ -496,7 +496,7 @@ def test_who_has_part_of_it_serves_that_too() -> None:
 
 
 def test_a_partial_seed_that_lies_is_dropped() -> None:
-    net = Net(a=1, b=2, c=0)  # b holds something else and says that it has all of it.
+    net = Net(a=1, b=2, c=0)  # b has other contents, and claims to have everything.
     net.start("bc", c="a")
     net.put("b", "c", messages.encode(Have(True, ())))
     net.wait("c")
@@ -505,7 +505,7 @@ def test_a_partial_seed_that_lies_is_dropped() -> None:
 
 
 def test_partial_seeds_who_have_nothing_fail_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: two fetch from each other, and nobody has it."""
+    """L1: two peers fetch from each other, and neither has the blocks."""
     monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", limits.MS)
     net = Net(a=1, b=0, c=0)
     net.start("bc", b="", c="")
@@ -516,9 +516,9 @@ def test_partial_seeds_who_have_nothing_fail_when_their_time_is_up(monkeypatch: 
 
 
 def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L2: two lose their links to the holder, and wait for each other. There is nothing wrong between these two.
+    """L2: two peers lose their links to the holder and wait for each other. Neither of them is at fault.
 
-    The master took the link of the two for one that fails, and removed them instead of the holder.
+    Otherwise the master would count the link between the two as broken, and remove them instead of the holder.
     """
     monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", 100 * limits.MS)
     net = Net(a=1, b=0, c=0)
@@ -535,7 +535,7 @@ def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ctrl_c_ends_the_workers_before_it_goes_on() -> None:
-    """S4: nobody touches the tensors after the call."""
+    """S4: nobody uses the tensors after the call."""
     net = Net(a=1, c=0)
     gone_on = threading.Event()
     ended: list[bool] = []
@@ -559,7 +559,7 @@ def test_ctrl_c_ends_the_workers_before_it_goes_on() -> None:
 
 
 def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: it comes while what was fetched is written, which is then written to its end."""
+    """S5: it comes while fetched blocks are being written; the write then runs to its end."""
     net = Net(a=1, c=0)
     write, interrupts = HostRegion.write, [KeyboardInterrupt]
 
@@ -588,7 +588,7 @@ def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("own", [0, 1, 2])
 def test_tensors_of_the_same_memory_whose_elected_contents_differ(count: int, own: int) -> None:
-    """S5: they cannot hold both, so the sync fails and changes nothing. `own`: what they hold, perhaps one of these."""
+    """S5: they cannot hold both, so the sync fails and changes nothing. `own`: their contents, maybe one of these."""
     size = count * STATE_BLOCK_BYTES - 5
     tied = np.full(size, own, np.uint8)
     net = Net(
@@ -605,7 +605,7 @@ def test_tensors_of_the_same_memory_whose_elected_contents_differ(count: int, ow
 
 @pytest.mark.parametrize("value", [0, 7])
 def test_tensors_of_the_same_memory(value: int) -> None:
-    """Tied weights, be they tied on one side only, and of another type there."""
+    """Tied weights, even if tied on one side only and of another type there."""
     held, tied = np.full(SIZE, value, np.uint8), np.full(SIZE, 1, np.uint8)
     net = Net(
         a={"t": held, "u": held.copy().view(np.float32), "v": np.full(9, value, np.uint8), "w": held[:9].copy()},
@@ -645,7 +645,7 @@ def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
 
 
 def test_who_asks_for_announcements_before_the_plan_is_known_is_ignored() -> None:
-    """S6: the channel of an offer is open a moment earlier, and may be guessed."""
+    """S6: the channel of an offer opens a moment earlier, and can be guessed."""
     net = Net(a=1, b=2)
     net.put("b", "a", messages.encode(Want()))
     net.start(b="a")
@@ -655,8 +655,8 @@ def test_who_asks_for_announcements_before_the_plan_is_known_is_ignored() -> Non
 
 
 def test_an_interrupt_while_blocks_are_handed_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4: the memory of the message is released once, by the worker, which may read it yet."""
-    noise = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)  # It does not travel as a pattern.
+    """S4: the worker releases the memory of the message, once, as it may still read it."""
+    noise = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)  # So that it does not travel as a pattern.
     net, submit = Net(a={"w": noise}, b={"w": np.zeros(SIZE, np.uint8)}), Workers.submit
     raised: list[BaseException] = []
 
@@ -690,7 +690,7 @@ def test_an_interrupt_while_blocks_are_handed_to_a_worker(monkeypatch: pytest.Mo
 
 
 def test_messages_that_an_interrupt_left_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: also if its traceback is kept, as Jupyter does, else collectives would wait for room in the engine."""
+    """B1: even if the traceback is kept, as Jupyter does. Otherwise collectives would wait for room in the engine."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Threads that have ended with the call that they work for."""
+"""Worker threads that have ended when their call ends."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_jobs_that_are_not_begun_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupt_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: Python counts it among those that run, but there is none to wait for. What was queued is done or dropped."""
+    """L1: Python counts it as running, but there is no thread to wait for. Queued work is done or dropped."""
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -119,7 +119,7 @@ def test_an_interrupt_while_a_thread_is_started(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_lack_of_threads_is_no_failure(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """The system may have none left to give: those that are there, or this one, do the work."""
+    """The system may be out of threads: the present threads, or this one, do the work."""
     start, started = threading.Thread.start, 0
 
     def refuse(thread: threading.Thread) -> None:

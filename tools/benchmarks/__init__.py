@@ -1,1 +1,1 @@
-"""The scenarios of tools/bench.py, a module each, and what several of them measure."""
+"""The scenarios of tools/bench.py, one module each, and code that several of them share."""

@@ -1,8 +1,8 @@
 """Times all-reduces of zpccl between processes of this machine, compared with torch's Gloo and with TCP alone.
 
 The systems take turns, repetition by repetition, in one run, so that disturbances of the machine affect all of them.
-Before each repetition all processes are ready and wait; its time is that of the slowest process; its result is checked.
-Small all-reduces are repeated within one repetition, and the mean time counts.
+Before each repetition all processes are ready and wait. Its time is that of the slowest process, and its result is
+checked. Small all-reduces are repeated within one repetition, and the mean time counts.
 
   zpccl    all processes call `all_reduce`, SUM, out of place (--place: in place, with or without restore). Several
            values of --algorithm, --encryption, --sockets or --tensors take turns as systems of their own.
@@ -90,7 +90,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def start_systems(
     stack: contextlib.ExitStack, options: argparse.Namespace, peers: int, connections: int
 ) -> list[System]:
-    """Starts the requested systems. What differs from the defaults of a user is part of the label."""
+    """Starts the requested systems. The label names each setting that differs from a user's defaults."""
     systems = []
     how = {"place": options.place, "concurrent": options.concurrent}
     for name in options.systems:

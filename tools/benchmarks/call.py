@@ -1,11 +1,11 @@
-"""Counts what one all-reduce makes a peer and the master do, beside torch's Gloo: wake-ups, system calls, CPU time.
+"""Counts wake-ups, system calls and CPU time of a peer and the master in one all-reduce, beside torch's Gloo.
 
-A wake-up is a voluntary context switch: a thread waited, and something woke it, which is slow on many virtual machines.
-System calls are counted by strace in repetitions of their own, because it slows them down; the columns stay empty where
-it is not installed, or may not attach.
+A wake-up is a voluntary context switch: a thread waited and something woke it, which is slow on many virtual machines.
+strace counts system calls in separate repetitions, because it slows them down. The columns stay empty if strace is not
+installed or may not attach.
 
-All counts are for one all-reduce: those of `peer` are the mean over all peers, and master is zpccl's. Counts of large
-all-reduces depend on how the kernel cuts transfers.
+All counts are for one all-reduce. Those of `peer` are the mean over all peers; the master is that of zpccl. Counts of
+large all-reduces depend on how the kernel cuts transfers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.systems import System, add_systems, check_systems, start_system
 
 SYSTEMS = ("zpccl", "gloo")
 ITERATIONS_MIN = 20
-"""What the request and the answer of a repetition add is spread over so many all-reduces."""
+"""The cost of a repetition's request and answer is spread over at least this many all-reduces."""
 STRACE_TIMEOUT_S = 10.0
 ATTACHED = "attached"
 
@@ -48,7 +48,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def wake_ups(pid: int) -> int:
-    """How often a thread of a process has waited, over the threads that it has."""
+    """How often the present threads of a process have waited."""
     count = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended.
@@ -58,7 +58,7 @@ def wake_ups(pid: int) -> int:
 
 
 def counted(system: System, iterations: int) -> tuple[float, list[float], list[float]]:
-    """Runs all-reduces; returns the seconds of one, and wake-ups and CPU seconds of one for each process."""
+    """Runs all-reduces. Returns the seconds of one, and the wake-ups and CPU seconds of one for each process."""
     pids = pids_of(system)
     call_all(system.workers, "reset")
     before = [(wake_ups(pid), process_cpu_ns(pid)) for pid in pids]
@@ -105,7 +105,7 @@ def traced(pids: Sequence[int], summaries: Sequence[Path]) -> Iterator[None]:
 
 
 def count_system_calls(system: System, iterations: int) -> list[float | None]:
-    """System calls of one all-reduce in each process; None where strace is missing or may not attach."""
+    """System calls of one all-reduce in each process; None if strace is missing or may not attach."""
     pids = pids_of(system)
     if shutil.which("strace") is None:
         return [None] * len(pids)
@@ -121,7 +121,7 @@ def count_system_calls(system: System, iterations: int) -> list[float | None]:
 
 
 def total_of(summary: str) -> int:
-    """The number of calls in a summary of strace: in its last line, before the number of errors if there is one."""
+    """The number of calls in a summary of strace: it is in the last line, before the number of errors, if any."""
     *_, last = (line.split() for line in summary.splitlines() if line.strip())
     if last[-1] != "total":
         raise WorkerFailed(f"not a summary of strace: {summary[-200:]!r}")

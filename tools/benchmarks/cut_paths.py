@@ -5,7 +5,8 @@ tensor in place. At a random time the router begins to drop packets:
 
   host   all packets of one peer: the others must continue without it, and it must learn so when it is back;
   path   all packets between two neighbours of the ring, which both reach the master: all must continue, in another
-  order; idle   the same, but cut before the run's first all-reduce.
+         order;
+  idle   the same, but cut before the run's first all-reduce.
 
 There are no RST or ICMP messages. Times are those of the slowest remaining peer, from the cut to the error of the call
 in progress, and to the next committed all-reduce with the right sum on all remaining peers.
@@ -46,8 +47,8 @@ class CutPeer(ReducingPeer):
     def go_on(self, staying: list[int], must_fail: bool) -> dict[str, Any]:
         """All-reduces until the result is the sum of the remaining peers, after a call has failed if `must_fail`.
 
-        Each call has a tag of its own, so that none is planned ahead: one that is may be planned again around a cut,
-        and succeed after the same time.
+        Each call has its own tag, so that no call is planned ahead: a call planned ahead may be planned again around a
+        cut, and succeed after the same time.
 
         Args:
             staying: numbers of the remaining peers.
@@ -56,7 +57,7 @@ class CutPeer(ReducingPeer):
         Returns:
             `errors_ns`: when calls failed; `texts`: why; `restored`: whether the tensor was unchanged each time;
             `committed_ns`: when the last call succeeded, or None after UNNOTICED_S. Or instead `removed`: why this peer
-            was removed; or `failed`: what else ended it.
+            was removed; or `failed`: the other error that ended it.
         """
         errors_ns: list[int] = []
         texts: list[str] = []
@@ -77,7 +78,7 @@ class CutPeer(ReducingPeer):
                 how = "removed" if isinstance(error, zpccl.Kicked) else "failed"
                 return {"errors_ns": errors_ns, how: str(error)}
             committed_ns = time.monotonic_ns()
-            if (must_fail and not errors_ns) or self.tensor[1] != due[1]:  # Cheap: nearly always in a call.
+            if (must_fail and not errors_ns) or self.tensor[1] != due[1]:  # Cheap; nearly always in a call.
                 continue
             if self.is_sum_of(staying):
                 return {"errors_ns": errors_ns, "texts": texts, "restored": restored, "committed_ns": committed_ns}
@@ -113,7 +114,7 @@ def cut_once(kind: str, network: Network, workers: list[Worker], rng: random.Ran
             times_ms.append(max(ms for ms, _ in call_all(workers, "reduce", list(range(len(workers))))))
         delay_s = rng.uniform(1.0, 2.0) * statistics.median(times_ms) / 1e3  # During the second call from now.
         for worker in workers:
-            worker.begin("go_on", staying, kind == "path")  # Without one host the sum differs.
+            worker.begin("go_on", staying, kind == "path")  # If a host is missing, the sum differs.
         time.sleep(delay_s)
     cut_ns = time.monotonic_ns()
     if kind == "host":

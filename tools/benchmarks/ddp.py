@@ -1,17 +1,18 @@
 """Times training steps of DistributedDataParallel on the backend of zpccl, beside Gloo, on this machine.
 
-A step is a forward and a backward pass of a stack of linear layers, --bytes of float32 parameters in all, on --batch
-samples, and one of SGD. Each process has one thread of torch's. The systems take turns, repetition by repetition, in
-one run, so that disturbances of the machine affect all of them. A repetition is --steps long, and its time that of the
-slowest process; the first one does not count.
+A step is a forward and a backward pass of a stack of linear layers, with --bytes of float32 parameters in all, on
+--batch samples, and one step of SGD. Each process has one thread for torch. The systems take turns, repetition by
+repetition, in one run, so that disturbances of the machine affect all of them. A repetition has --steps steps, and its
+time is that of the slowest process; the first one does not count.
 
-  alone   all processes train, each for itself: what a step takes without DDP
+  alone   each process trains for itself: the time of a step without DDP
   gloo    DDP on torch's Gloo
   zpccl   DDP on zpccl, with the master in the process of rank 0, as `init_process_group("zpccl")` starts it
-  zpccl+master  the same with a master in a process of its own
+  zpccl+master  the same with a master in its own process
 
-All ranks must end with the same weights, bit for bit; at two peers all systems with DDP: a sum of two has no order.
-`of_gloo` is the speed beside Gloo, `cpu_seconds` is user and system time of one step, of all processes but the master.
+All ranks must end with the same weights, bit for bit. With two peers, all systems with DDP must end with the same
+weights: a sum of two has no order. `of_gloo` is the speed relative to Gloo; `cpu_seconds` is user and system time of
+one step, of all processes but the master.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Trainer:
         torch.set_num_threads(1)
 
     def join(self, store: str, size_bytes: int, batch: int) -> None:
-        """Makes the model and, but for "alone", connects to the others."""
+        """Makes the model, and connects to the others unless the system is "alone"."""
         torch = self.torch
         width = round((size_bytes / ITEM_BYTES / LAYERS) ** 0.5)
         torch.manual_seed(0)
@@ -91,7 +92,7 @@ class Trainer:
         return (time.monotonic() - began) / steps, (time.process_time() - cpu_began) / steps
 
     def digest(self) -> str:
-        """Of the weights."""
+        """A digest of the weights."""
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in self.model.parameters())
         return hashlib.sha256(weights).hexdigest()
 

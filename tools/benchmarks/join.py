@@ -1,10 +1,10 @@
 """Times how long a newcomer interrupts the members, with and without prefetching the state.
 
 Members hold the state and train (here: all-reduce); a joiner holds different contents everywhere. When the joiner is
-pending, members admit it and sync: that is the interruption. With prefetching they have offered the state before
+pending, members admit it and sync: that is the interruption. With prefetching they have already offered the state
 (`offer_state`), the joiner connects with `prefetch=`, and it is pending only once it has everything. Without --uplink
-all processes are on loopback; with it each is on its own host of an emulated network, as in `state`. The joiner's state
-is verified by BLAKE3.
+all processes are on loopback; with it each is on its own host of an emulated network, as in `state`. BLAKE3 verifies
+the joiner's state.
 
 `stop` is the interruption of the slowest member, including admission, digests and votes; `offer` is the duration of
 offer_state; `joined` is the joiner's time from connect() to the end of the sync; `steps` is the number of all-reduces

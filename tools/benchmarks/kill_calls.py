@@ -1,10 +1,10 @@
-"""Repeatedly kills a peer at any moment while all make one small call after another, and checks what the others see.
+"""Kills a peer again and again while all make one small call after another, and checks what the others see.
 
 All peers all-reduce a tensor in place, again and again; each call has other contents. One of them is killed (SIGKILL)
 at a random moment: between calls, in the middle of one, or after some peers have returned and before others have. The
-others must agree: all of them fail in the same call, with the peer as lost and their buffers restored bit for bit, or
-all succeed in each with the same sum, of all peers or from some call on of those that are left. The call after that
-must succeed. Then a new peer replaces the victim.
+others must agree. Either all fail in the same call, with the peer as lost and their buffers restored bit for bit. Or
+all succeed in each call with the same sum: of all peers, or from some call on of the remaining ones. The next call must
+succeed. Then a new peer replaces the victim.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from benchmarks.scenario import Scenario
 
 KILL_AFTER_S_MAX = 0.06
 MARKS = 31
-"""After so many calls the last element is as before: so sums of it are exact in float16, too."""
+"""The last element repeats after this many calls, so that its sums are exact in float16 too."""
 REPORTED_EVERY = 100
-"""Rounds from one line of progress to the next."""
+"""Number of rounds between two lines of progress."""
 
 
 class CallingPeer(ReducingPeer):
@@ -36,8 +36,8 @@ class CallingPeer(ReducingPeer):
         """Calls until the sum is that of the survivors, or a call fails; then once more.
 
         Returns:
-            `call` and `end` ("failed", "went on", or what was wrong) of that call, and `retry`: "right", or what was
-            wrong.
+            `call` and `end` ("failed", "went on", or the problem) of that call, and `retry`: "right", or the
+            problem.
         """
         number = 0
         while (end := self._one_call(number, everyone, survivors)) == "all":
@@ -62,12 +62,12 @@ class CallingPeer(ReducingPeer):
         return "a sum was wrong"
 
     def _marks(self, number: int, peers: int) -> Any:
-        """The sum of what so many peers put last in a call; it wraps around in small types, as sums do."""
+        """The sum of the last elements of this many peers in a call; it wraps around in small types, as sums do."""
         return np.int64(number % MARKS * peers).astype(self.dtype)
 
 
 def judge(reports: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with the reports of the survivors of one kill."""
+    """Problems in the reports of the survivors of one kill."""
     problems = []
     if len({(report["call"], report["end"]) for report in reports}) > 1:
         told = sorted(f"call {report['call']}: {report['end']}" for report in reports)
@@ -82,13 +82,13 @@ class Calls(Experiment):
     peer_class = CallingPeer
 
     def kill_once(self) -> dict[str, Any]:
-        """Many calls, and a kill."""
+        """Makes many calls, with a kill among them."""
         everyone = list(self.workers)
         victim_number = self.random.choice(everyone)
         survivors = [number for number in everyone if number != victim_number]
         for worker in self.workers.values():
             worker.begin("call_until_lost", everyone, survivors)
-        time.sleep(self.random.uniform(0.0, KILL_AFTER_S_MAX))  # The kill is to come at a random moment.
+        time.sleep(self.random.uniform(0.0, KILL_AFTER_S_MAX))  # The kill comes at a random moment.
         victim = self.workers.pop(victim_number)
         victim.kill()
         victim.close()

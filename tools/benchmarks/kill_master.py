@@ -2,8 +2,8 @@
 
 All peers run a loop: are_peers_pending, an all-reduce, and every few steps a sync of shared state. Meanwhile the master
 is killed (SIGKILL) and restarted on the same port after 0 to 5 seconds. No call may fail, all peers must have identical
-results, and the revision of the shared state must continue. The cost of a kill is the additional time of the calls that
-were in progress.
+results, and the revision of the shared state must continue. The cost of a kill is the extra time of the calls that were
+in progress.
 
 With --standby the peers know two masters. The leading one is killed and stays down until the other one
 has taken over the run. Then it is restarted, as the standby for the next kill.
@@ -11,12 +11,12 @@ has taken over the run. Then it is restarted, as the standby for the next kill.
 With --rolling 3 --seconds 300 two masters are killed in turn, one every 3 s, and restarted at once, whether or not the
 other one leads by then. Meanwhile an additional peer, the visitor, joins and leaves all the time.
 
-With one address a new master waits a second for peers that may know more than those that are there. If all masters are
-killed sooner than that (--pause 1), no call ends before the last one.
+With one address, a new master waits a second for peers that may know more than the present ones. If all masters are
+killed sooner than that (--pause 1), no call ends until the last master leads.
 
 With --wan 150,1 the masters are on their own hosts; the paths to them have a one-way delay of 150 ms and lose 1 % of
-the packets. This needs Linux and root (tools/wan). All peers are on one host. A take-over takes seconds there, so allow
-for it between two kills, as with --pause 10: else the master dies before any call has ended.
+the packets. This needs Linux and root (tools/wan). All peers are on one host. A take-over takes seconds there, so leave
+time for it between two kills, for example with --pause 10: otherwise the master dies before any call has ended.
 
 In all cases the run must have one history: every member list shares a majority with the one before it, peers that know
 the same epoch have the same list, no two masters lead in the same term, and no peer changes its run or goes back to an
@@ -48,14 +48,14 @@ from benchmarks.scenario import Scenario
 
 STEPS_BETWEEN_SYNCS = 4
 PAUSE_S_MIN = 0.2
-"""From the start of a master to its kill, at least."""
+"""Minimum time from the start of a master to its kill."""
 TAKEOVER_TIMEOUT_S = 60
 END_S = 90.0
 """Timeout for the peers to finish after the last kill."""
 VISITOR = "visitor"
 VISITOR_END_S = 15.0
 FIRST_VISIT_S = 60.0
-"""Timeout for the first visit after the last kill, on a machine that was too busy for one before."""
+"""Timeout for the first visit after the last kill, if the machine was too busy for an earlier one."""
 VISIT_INTERVAL_S = 0.05
 ROLLING_PAUSE_S = 0.02
 VISITOR_PAUSE_S_MAX = 0.5
@@ -169,14 +169,14 @@ class LoopingPeer(Peer):
     def visit(self, stop: str, seed: int) -> dict[str, Any]:
         """Repeatedly joins, trains for some steps and leaves, until the file `stop` exists.
 
-        `stop`.visited says how often so far: it may still wait for members when these have left.
+        `stop`.visited counts the visits so far: the visitor may still wait for members that have left.
         """
         rng, path, visits, errors = random.Random(seed), Path(stop), 0, []
         while not path.exists():
             self._begin()
             try:
                 self.comm.connect()
-                if self.comm.world_size > 1:  # Else the others have ended.
+                if self.comm.world_size > 1:  # Otherwise the others have ended.
                     self._sync()
                     for _ in range(rng.randint(1, VISIT_STEPS_MAX)):
                         if self._step(is_over=False):
@@ -251,7 +251,7 @@ def run_loop(workers: list[Worker], masters: list[Master], options: argparse.Nam
         if visitor is not None:
             try:
                 visits = visitor.result(VISITOR_END_S)
-            except WorkerFailed as error:  # It may wait for members that have left.
+            except WorkerFailed as error:  # The visitor may wait for members that have left.
                 visits["errors"].append(str(error))
                 visitor.kill()
                 if visited.exists():
@@ -299,7 +299,7 @@ def summarise(
             if seen:
                 began, ended = max(seen, key=lambda call: call[1] - call[0])
                 extra.append((ended - began) / MS_NS - usual_ms)
-                if not options.rolling:  # Else another one led long before.
+                if not options.rolling:  # With --rolling another one led long before.
                     after.append((ended - back_ns) / MS_NS)
     steps = {result["steps"] for result in results}
     revisions = {result["revision"] for result in results}

@@ -1,16 +1,16 @@
 """Measures a master that coordinates many peers: time, CPU and memory of one round of votes.
 
 The master is a real zpccl-master. The peers are lightweight: each is a DEALER socket over loopback that speaks the
-protocol but moves no tensors; they report links to all others. All of them are in this process, which serves them one
-after the other, so the time of a round includes its work; the CPU time of the master does not.
+protocol but moves no tensors. They report links to all others. All of them are in this process, which serves them one
+after the other. So the time of a round includes the work of this process; the CPU time of the master does not.
 
 One round is one all-reduce of all peers: N votes, N plans, N reports, N decisions. A batch is a round of --batch
-collectives, whose votes a peer sends in one message, as `all_reduce_multiple_with_retry` does.
+collectives, for which a peer sends all votes in one message, as `all_reduce_multiple_with_retry` does.
 
-Memory is the growth of the resident set of a process divided by the number of peers: `resident_kib_per_peer` of the
-master; `greeted_kib_per_peer` of a bare socket with the master's options after one message per peer;
-`bare_kib_per_peer` of that socket after the number and sizes of messages that a typical peer exchanges with the master,
-that is, ZeroMQ's own memory. `own_kib_per_peer` is the difference between the master and `bare`.
+Memory is the growth of the resident set of a process divided by the number of peers. `resident_kib_per_peer` is that of
+the master. `greeted_kib_per_peer` is that of a bare socket with the master's options after one message per peer.
+`bare_kib_per_peer` is that of the bare socket after as many messages, of the same sizes, as a typical peer exchanges
+with the master: ZeroMQ's own memory. `own_kib_per_peer` is the difference between the master and `bare`.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Crowd:
                 peer.send(linked)
                 peer.send(Withdraw(0))
             for peer in joiners:
-                peer.receive(Refused)  # By then the master has read their links.
+                peer.receive(Refused)  # The answer shows that the master has read their links.
             for peer in members:
                 (call_id,) = peer.call_ids(1)
                 peer.send(Votes(call_id, (Vote(call_id, TopologySpec(TopologyKind.UPDATE, rounds)),)))
@@ -220,7 +220,7 @@ class Crowd:
 
 
 class BareRouter:
-    """A bare socket with a master's options, for a `Worker`: its memory is ZeroMQ's own."""
+    """A bare socket with a master's options, for a `Worker`: all its memory is ZeroMQ's own."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,20 +1,21 @@
-"""Plans all-reduces for networks that are made up, and compares the estimated times with a lower bound.
+"""Plans all-reduces for synthetic networks, and compares the estimated times with a lower bound.
 
-`plan` is the time of the plan by the model of zpccl/protocol/network.py, divided by a time that no plan can beat: the
-solution of a linear program over all spanning trees (HiGHS), plus twice the latency from the best root to the peer that
-is farthest from it. No plan need reach it, since the trees that are busy least are not those of least latency.
+`plan` is the time of the plan by the model of zpccl/protocol/network.py, divided by a time that no plan can beat. That
+is the solution of a linear program over all spanning trees (HiGHS), plus twice the latency from the best root to the
+peer that is farthest from it. A plan may be unable to reach it, since the least busy trees are not those of least
+latency.
 
 `admission`, `shortest` and `direct` are the same for the ring in order of admission, the ring with the least sum of
-latencies (2-opt) and the direct exchange: what a plan gains. `by` counts the algorithms of the plans. CPU time is that
-of one plan, on one core.
+latencies (2-opt) and the direct exchange. They show what a plan gains. `by` counts the algorithms of the plans. CPU
+time is that of one plan, on one core.
 
 Networks:
 
     random    each path 20 to 1000 Mbit/s and 5 to 250 ms, each host 1 to 5 Gbit/s
     clusters  about sqrt(N) sites: 2 to 10 Gbit/s within, 50 to 500 Mbit/s and 20 to 200 ms between two
-    regions   eight regions of a cloud, with rates and round trips like those that are published; hosts of 1 to 5 Gbit/s
-    homes     nothing is slow but the hosts: 20 to 1000 Mbit/s up and down, 10 to 60 ms
-    sparse    random, and every other path is missing but those of one ring
+    regions   eight regions of a cloud, with rates and round trips like published ones; hosts of 1 to 5 Gbit/s
+    homes     only the hosts are slow: 20 to 1000 Mbit/s up and down, 10 to 60 ms
+    sparse    random, but every other path is missing, except those of one ring
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ RATES_MBIT = (
     (700, 1000, 350, 300, 500, 900, 5000, 200),
     (600, 400, 350, 300, 150, 150, 200, 5000),
 )
-"""What one host gets through to one of another region with many connections; of the order of what is published."""
+"""Rates from one host to one of another region with many connections, of the order of published ones."""
 
 Path = tuple[float, float]
 """Rate in Mbit/s, round trip in ms."""
@@ -79,7 +80,7 @@ def made_of(count: int, path: Callable[[int, int], Path], hosts_mbit: list[float
 
 
 def between(rng: random.Random, least: float, most: float) -> float:
-    """A random number, each factor of two as likely."""
+    """A random number on a logarithmic scale: each factor of two is equally likely."""
     return float(least * (most / least) ** rng.random())
 
 
@@ -135,18 +136,18 @@ NETWORKS = {"random": random_network, "clusters": clusters, "regions": regions, 
 
 
 def bound_ns(network: Network, moving_seconds_per_byte: float, wire_bytes: int) -> float:
-    """No trees take less time."""
+    """The least time that trees need."""
     latency_seconds = latency_seconds_min(Model(network, Tensor(wire_bytes), Speeds()))
     return (moving_seconds_per_byte * wire_bytes + latency_seconds) * limits.SECOND
 
 
 def moving_seconds_per_byte(network: Network) -> float:
-    """The bound does not depend on the size of the tensor."""
+    """The moving part of the bound, per byte: it does not depend on the size of the tensor."""
     return moving_seconds_min(Model(network, Tensor(limits.MIB), Speeds()), Speeds()) / limits.MIB
 
 
 def other_times_ns(network: Network, tensor: Tensor) -> dict[str, int | None]:
-    """Times of simple ways; None where paths are missing for them."""
+    """Times of the simple algorithms; None if they need missing paths."""
     model, everyone = Model(network, tensor, Speeds()), tuple(range(network.count))
     rates = [[1.0 if network.is_usable(one, other) else 0.0 for other in everyone] for one in everyone]
     shortest = tuple(shorter_order(everyone, rates, model.hop_ns, 1.0))
@@ -158,7 +159,7 @@ def other_times_ns(network: Network, tensor: Tensor) -> dict[str, int | None]:
 
 
 def row_of(networks: Sequence[tuple[Network, float]], wire_bytes: int) -> Row:
-    """Times over the bound and CPU times, in all of these networks."""
+    """Times relative to the bound, and CPU times, over all these networks."""
     ratios: dict[str, list[float]] = {"plan": [], "admission": [], "shortest": [], "direct": []}
     seconds, algorithms, tensor = [], collections.Counter[str](), Tensor(wire_bytes)
     for network, per_byte in networks:

@@ -1,11 +1,11 @@
-"""Measures the kernels of quantisation, alone and in this process, on a tensor larger than the caches.
+"""Measures the quantisation kernels alone, in this process, on a tensor larger than the caches.
 
 `quantise`, `fold` (dequantise, add the local share, quantise: a hop of the ring) and `dequantise` are GB of tensor per
 second of CPU time, best repetition: for float32 with each instruction set of this CPU, for other types with the widest.
 The first row is memcpy. `bits` of an element are on the wire; `rms` is the error of quantising normally distributed
 numbers once.
 
-`allreduce --quantize` measures all-reduces over the network. Errors of these are bounded in docs/quantisation.md.
+`allreduce --quantize` measures all-reduces over the network. docs/quantisation.md has bounds for their errors.
 """
 
 from __future__ import annotations

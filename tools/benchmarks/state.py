@@ -43,7 +43,7 @@ from zpccl.state.digests import digest_regions
 
 RANDOM, ZEROS, IDENTICAL = CONTENTS = ("random", "zeros", "identical")
 _, DIGEST = SYSTEMS = ("raw_tcp", "digest")
-"""What zpccl is compared with."""
+"""The systems to which zpccl is compared."""
 DIGESTS = tuple(kind.name.lower() for kind in zpccl.DigestKind)
 PROCESSES_MAX = 15
 
@@ -52,7 +52,7 @@ PROCESSES_MAX = 15
 
 
 def fill(flat: Array, contents: str = RANDOM) -> None:
-    """Fills the state of holders: the same in every process."""
+    """Fills the state of holders, with the same contents in every process."""
     if contents == ZEROS:
         flat.fill(0)
     else:
@@ -102,7 +102,7 @@ class StatePeer:
     def allocate(
         self, size_bytes: int, tensors: int, holders: int, contents: str = RANDOM, digest: str = "blake3"
     ) -> None:
-        """Makes the state, after freeing the old one. A process that is behind holds other contents, and only
+        """Makes the state, after freeing the old one. A process that is behind has different contents, and only
         receives."""
         self.state = None
         self.flat = np.empty(0, np.float32)

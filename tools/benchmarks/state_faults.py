@@ -54,8 +54,8 @@ class FaultyPeer(Peer):
         address: of the master.
         name: of the peer.
         path: of the file, which has the size of the state.
-        gate: pipe on which it says that it has received half, or sent wrong bytes. In the first case it waits for the
-            signal to continue.
+        gate: pipe on which the peer reports that it has received half, or has sent wrong bytes. In the first case it
+            then waits for the signal to continue.
     """
 
     def __init__(self, address: str, name: str, path: Path, gate: Connection) -> None:
@@ -68,7 +68,7 @@ class FaultyPeer(Peer):
         )
 
     def prepare(self, revision: int) -> str:
-        """Fills the state, for a joiner with other contents, and returns its digest."""
+        """Fills the state, for a joiner with different contents, and returns its digest."""
         self.state.revision = revision
         if revision:
             fill(self.flat)
@@ -98,7 +98,7 @@ class FaultyPeer(Peer):
         engine.poll = counting_poll
 
     def send_wrong_bytes(self) -> None:
-        """Flips a bit in each block that this peer sends from now on, and says so at the gate after the first one."""
+        """Flips a bit in each block that this peer sends from now on. Reports so at the gate after the first one."""
         engine = self._engine()
         post, has_said = engine.post_message, False
 
@@ -117,7 +117,7 @@ class FaultyPeer(Peer):
         engine.post_message = flipping_post
 
     def sync(self) -> dict[str, Any]:
-        """One sync; returns its outcome, also if it failed."""
+        """Makes one sync, and returns its outcome, even if it failed."""
         outcome: dict[str, Any] = {"error": "", "error_text": "", "received": 0, "sent": 0}
         try:
             info = self.comm.sync_shared_state(self.state)
@@ -384,7 +384,7 @@ def play(name: str, size_bytes: int) -> Row:
         for worker in scene.living.values():
             worker.begin("sync")
         awaited = {"half", "wrong bytes"} if fault.is_hostile else {"half"}
-        while awaited:  # Else the others may send all before a slow process has sent anything wrong.
+        while awaited:  # Otherwise the others may send everything before a slow process has sent a wrong block.
             if not scene.gate.poll(REPLY_TIMEOUT_S):
                 raise WorkerFailed(f"{name}: {' and '.join(sorted(awaited))} did not come")
             awaited.discard(scene.gate.recv())

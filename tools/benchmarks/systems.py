@@ -35,9 +35,9 @@ ALGORITHMS = ("auto", "ring", "direct")
 PLACES = ("out", "in", "in_no_restore")
 """Where zpccl puts the result: in a second buffer, in place, or in place with `restore=False`."""
 TENSORS = ("numpy", "torch", "cuda")
-"""What zpccl reduces: arrays of numpy, or tensors of torch, on the CPU or on its GPU."""
+"""What zpccl reduces: numpy arrays, or torch tensors on the CPU or on its GPU."""
 ENCRYPTIONS = ("plain", "authenticated", "encrypted", *(cipher.name for cipher in Cipher if cipher))
-"""Of zpccl: a run without a secret; with one, but frames not encrypted; encrypted by its choice, or by this cipher."""
+"""Of zpccl: without a secret; with one, but frames in plain text; encrypted by its own choice, or by this cipher."""
 RESET_PEAK = "5"
 """Written to clear_refs, it resets the peak of the resident set to the current size."""
 WARM_UPS = 2
@@ -71,7 +71,7 @@ class Bench:
         self._resident_bytes = 0
 
     def allocate(self, size_bytes: int, dtype: str, quantize: str, batch: int = 1) -> None:
-        """Makes the tensors and touches their pages, after freeing the old ones. Those of a batch are slices of one."""
+        """Makes the tensors and touches their pages, after freeing the old ones. A batch has slices of one tensor."""
         self.send = self.recv = np.empty(0)
         self.send = np.empty(max(1, size_bytes // np.dtype(dtype).itemsize) * batch, dtype)
         fill_with(self.send, pattern([self.rank], dtype))
@@ -221,7 +221,7 @@ class ZpcclBench(Bench):
 
 
 class TorchBench(ZpcclBench):
-    """An all-reduce of zpccl with tensors of torch.
+    """An all-reduce of zpccl with torch tensors.
 
     Args:
         device: of the tensors: "cpu" or "cuda".
@@ -242,19 +242,19 @@ class TorchBench(ZpcclBench):
         super().allocate(size_bytes, dtype, quantize, batch)
 
     def reset(self) -> None:
-        """Prepares those of the host, and copies them to the device."""
+        """Prepares the tensors of the host, and copies them to the device."""
         super().reset()
         self.tensors = tuple(self.torch.from_numpy(array).to(self.device) for array in (self.send, self.recv))
         self.wait()
 
     def once(self) -> None:
-        """One all-reduce. It has ended when the result can be used on the device."""
+        """Makes one all-reduce. It ends when the result can be used on the device."""
         send, recv = self.tensors
         self.reduce(send, recv)
         self.wait()
 
     def wait(self) -> None:
-        """Waits for all that the device has to do."""
+        """Waits for all work of the device."""
         if self.device == "cuda":
             self.torch.cuda.synchronize()
 
@@ -384,7 +384,7 @@ class System:
         Raises:
             WorkerFailed: a result is wrong.
         """
-        call_all(self.workers, "reset")  # The barrier: all have answered.
+        call_all(self.workers, "reset")  # This is the barrier: all have answered.
         master_began_ns = process_cpu_ns(self.master_pid) if self.master_pid else 0
         results = call_all(self.workers, "run", self.iterations)
         master_ns = process_cpu_ns(self.master_pid) - master_began_ns if self.master_pid else 0

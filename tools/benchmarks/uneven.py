@@ -10,10 +10,10 @@ have the delay only. The networks:
   regions  eight hosts in three regions: uplinks of 20 to 50 Mbit/s, downlinks of twice that; paths of 30 Mbit/s and
            4 ms within a region, 4 to 8 Mbit/s and 40 to 90 ms between two. So slow that two cores carry it all
 
-`--fall` cuts the rate of one path (of a host, in `uplinks`) to a tenth, and makes as many calls again; their median is
-without the first two. `bound_s` is the time in which the bytes cross the network if
-every path and every host is used as well as it can be (the fractional packing of spanning trees, a linear program),
-headers included and delays left out. Needs Linux and root.
+`--fall` cuts the rate of one path (of a host, in `uplinks`) to a tenth, and makes as many calls again; their median
+leaves out the first two. `bound_s` is the time in which the bytes cross the network if every path and every host is
+used as well as possible (the fractional packing of spanning trees, a linear program), including headers and without
+delays. Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from zpccl import limits
 from zpccl.protocol import network as zpccl_network
 
 PAYLOAD = 0.965
-"""Of a rate, what TCP's payload gets."""
+"""Fraction of a rate that TCP's payload gets."""
 FALL_CALLS = 2
-"""Calls in which plans may find out that a path has fallen."""
+"""Number of calls in which plans may adapt to a path whose rate has fallen."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Network:
 
     Attributes:
         peers: number of hosts, without the master's.
-        lines: its settings.
-        fall: those that change with `--fall`.
+        lines: settings of the network.
+        fall: settings that change with `--fall`.
     """
 
     peers: int

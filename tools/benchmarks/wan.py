@@ -4,15 +4,15 @@ Each peer, and the master, is on its own host in an emulated wide-area network (
 peers have the same delay, rate and loss in both directions; those to the master have the delay only. Systems:
 
   zpccl      `all_reduce`, SUM, out of place, over --connections connections to each other peer; 0: its own choice. It
-             asks for BBR by itself; the others take what --congestion or the system says
+             requests BBR itself; the others use the congestion control of --congestion or of the system
   encrypted  the same in a run with a secret, everything encrypted; needs PyNaCl, measured only on request
   raw_tcp    the same bytes over as many sockets, in both directions: no votes, no reduction
   gloo       torch.distributed.all_reduce, with one connection per pair; if torch is installed
 
-The size of the tensor is what the path's rate carries in --seconds, or an eighth of that if even the eighth takes
-longer. So rows are comparable, and slow ones end. `latency_s` is the time of an all-reduce of 4 KiB, the median of
-several: what an all-reduce takes besides its bytes. `buckets_s` is that of 20 all-reduces of 1 MiB that are begun at
-once, as those of the buckets of a training step of DDP are.
+The tensor has the size that the path's rate carries in --seconds, or an eighth of that if even the eighth takes longer.
+So rows are comparable, and slow ones end. `latency_s` is the median time of several all-reduces of 4 KiB: the part of
+an all-reduce that does not depend on its bytes. `buckets_s` is the time of 20 all-reduces of 1 MiB that start at once,
+as those of the buckets of a training step of DDP do.
 
 `mbit` is the rate at which a peer sends, 2(N-1)/N x bytes / seconds; `share` is the fraction of the path's rate, of
 which IP and TCP headers take 3.5 %. `late` and `device_drops` are late and lost packets of the emulator: check them
@@ -47,7 +47,7 @@ LATENCY_CALLS = 9
 BUCKETS, BUCKET_BYTES, BUCKET_STEPS = 20, 1 << 20, 7
 UNIT_BYTES = 1 << 20
 PART, PROBES = 8, 2
-"""If each of PROBES probes with this fraction of the tensor takes longer than --seconds, the fraction is used."""
+"""If each of PROBES probes with an eighth of the tensor takes longer than --seconds, the tensor has only that size."""
 TENSOR_BYTES_MAX = 4 << 30
 
 

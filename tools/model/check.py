@@ -1,10 +1,10 @@
-"""Checks the models of leadership and of the commit between peers with spin: their rules, and each rule broken.
+"""Checks the models of leadership and of the commit between peers with spin: unmodified, and with each rule broken.
 
-The unmodified rules must pass every configuration. If a rule is broken spin must find a run that violates a promise;
-otherwise the model covers too little. docs/model.md describes the configurations and the broken rules.
+The unmodified rules must pass in every configuration. If a rule is broken, spin must find a run that violates a
+promise; otherwise the model covers too little. docs/model.md describes the configurations and the broken rules.
 
-Ownership: each check has a temporary directory, and one child at a time, which ends with it; all end with the tool, be
-it by Ctrl-C, SIGTERM or the loss of its terminal.
+Ownership: each check has a temporary directory and one child at a time, and both end with it. All checks end with the
+tool, also on Ctrl-C, SIGTERM or the loss of its terminal.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Check:
     """One search."""
 
     name: str
-    """Of the configuration, or of the broken rule."""
+    """The name of the configuration or of the broken rule."""
     options: str
     """Macros of the model."""
     is_broken: bool = False
-    """An error must be found."""
+    """spin must find an error."""
     is_deep: bool = False
-    """It runs with --deep only."""
+    """The check runs only with --deep."""
     is_quick: bool = False
-    """It runs with --quick too."""
+    """The check also runs with --quick."""
     model: str = "leadership"
     """The name of the model."""
 
@@ -67,7 +67,7 @@ class SearchResult:
     depth: int = 0
     seconds: float = 0.0
     error: str | None = None
-    """What failed; None: no error."""
+    """The assertion that failed; None: no error."""
     failure: str | None = None
     """Why the search is incomplete; None: it is complete."""
     trace: str = ""
@@ -136,7 +136,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 class _Children:
-    """The programs that run, one of each search."""
+    """The running programs, one for each search."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class _Children:
         self._is_over = False
 
     def run(self, command: Sequence[str], directory: Path, timeout_s: float) -> str:
-        """Runs a program to its end; returns what it says."""
+        """Runs a program to its end, and returns its output."""
         with self._lock:
             if self._is_over:
                 raise concurrent.futures.CancelledError
@@ -160,11 +160,11 @@ class _Children:
                     self._running.remove(child)
 
     def end(self) -> None:
-        """Ends those that run; none begins after it."""
+        """Ends the running programs. None starts afterwards."""
         with self._lock:
             self._is_over = True
             for child in self._running:
-                child.terminate()  # Then a compiler removes its files.
+                child.terminate()  # A compiler then removes its files.
 
 
 _children = _Children()

@@ -1,24 +1,24 @@
 /* The commit between peers: the rules of zpccl/protocol/commit.py, for an exhaustive search by spin.
  *
- * tools/model/check.py compiles and runs it, in several configurations and with one rule broken at a time. What is
- * modelled, what is left out and why that loses nothing: docs/model.md.
+ * tools/model/check.py compiles and runs it, in several configurations and with one rule broken at a time.
+ * docs/model.md says what the model covers, what it leaves out, and why that loses nothing.
  *
- * One attempt, with one call of each peer. There is one leader at a time, as leadership.pml shows; a crash stands for
- * everything that puts another one in its place. Peers are bits of a mask. What a peer says to the leader is read in
- * the order in which it was said, at any later time or never; so are digests, in any order.
+ * There is one attempt, with one call of each peer. There is one leader at a time, as leadership.pml shows; a crash
+ * stands for every event that replaces the leader. Peers are bits of a mask. The leader reads a peer's messages in the
+ * order in which they were sent, at any later time or never. Peers read digests likewise, but in any order.
  */
 
 #ifndef PEERS
 #define PEERS 3          /* Participants. */
 #endif
 #ifndef LOSSES
-#define LOSSES 1         /* Peers that die, or are lost though they are alive. */
+#define LOSSES 1         /* Peers that die, or are lost although they are alive. */
 #endif
 #ifndef CRASHES
 #define CRASHES 1        /* Leaders that are replaced. */
 #endif
 #ifndef AHEAD
-#define AHEAD true       /* The attempt is planned ahead; false: by a plan that follows the votes. */
+#define AHEAD true       /* The attempt is planned ahead; false: its plan follows the votes. */
 #endif
 
 #define ALL (BIT(PEERS) - 1)
@@ -27,40 +27,40 @@
 
 /* --- State -------------------------------------------------------------------------------------------------------- */
 
-/* Of the call of a peer. */
-#define IDLE 0           /* It has not called; where there is no plan ahead, it has no plan. */
-#define OTHER 1          /* It has called something else, or waits for a plan: it never starts the attempt. */
+/* States of a peer's call. */
+#define IDLE 0           /* It has not called; without plans ahead: it has no plan. */
+#define OTHER 1          /* It has made another call, or waits for a plan: it never starts the attempt. */
 #define RUNNING 2
 #define READY 3          /* It has its result. */
 #define FAILED 4
-#define COMMITTED 5      /* It has returned, by the digests of all. */
+#define COMMITTED 5      /* It has returned, because it has the digests of all. */
 #define DONE 6           /* The leader has told it of the commit. */
-#define ENDED 7          /* The attempt is aborted, or another one takes its place. */
+#define ENDED 7          /* The attempt is aborted, or another one replaces it. */
 
-/* Of the leader. */
+/* Phases of the leader. */
 #define VOTING 0
 #define RUN 1
 #define COMMIT 2
-#define ABORT 3          /* For those that have a plan ahead: another plan. */
+#define ABORT 3          /* With a plan ahead: another plan replaces it. */
 
 byte call[PEERS];
-byte got[PEERS];         /* Mask: whose digests it has. */
+byte got[PEERS];         /* Mask: peers whose digests it has. */
 byte started, told, withdrawn, dead, lost;   /* Masks. */
 
 bit leads = 1;           /* 0: another leader collects run reports. */
 byte phase = (AHEAD -> VOTING : RUN);
-byte voted = (AHEAD -> 0 : ALL);                     /* Masks: what this leader has read. */
+byte voted = (AHEAD -> 0 : ALL);                     /* Masks: messages that this leader has read. */
 byte succeeded, failed, took_back;
 byte heard;              /* Mask: has the decision of this leader. */
 byte reported;           /* Mask: its run report is here. */
 byte losses = LOSSES;
 byte crashes = CRASHES;
 
-bit has_committed;       /* What only the check reads: a peer has returned by the digests, lost since or not. */
+bit has_committed;       /* Only the check reads it: a peer has returned by the digests, and may be lost since. */
 
 #define SURVIVORS (ALL & ~lost)
 #define IS_ALIVE(p) (!HAS(dead, p))
-#ifdef BREAK_COMMIT_NOT_REPORTED   /* Redundant: who has made the commit reports its result, as all do. */
+#ifdef BREAK_COMMIT_NOT_REPORTED   /* Redundant: a peer that has committed reports its result, as all do. */
 #define TELLS_COMMIT(p) (call[p] == DONE)
 #else
 #define TELLS_COMMIT(p) (call[p] == DONE || call[p] == COMMITTED)

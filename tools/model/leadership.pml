@@ -1,15 +1,15 @@
 /* Leadership of a run with two masters: the rules of docs/leadership.md, for an exhaustive search by spin.
  *
- * tools/model/check.py compiles and runs it, in several configurations and with one rule broken at a time. What is
- * modelled, what is left out and why that loses nothing: docs/model.md.
+ * tools/model/check.py compiles and runs it, in several configurations and with one rule broken at a time.
+ * docs/model.md says what the model covers, what it leaves out, and why that loses nothing.
  *
  * Peers are bits of a mask; bit 0 has the lowest peer id. A leadership (term, leader) is one byte: term, master, and
- * how often that master was restarted. Lists are numbered by epoch = term * LISTS + count and kept in one table, for a
- * list never changes once it was proposed; messages and peers refer to them by epoch.
+ * how often that master was restarted. Lists are numbered by epoch = term * LISTS + count and kept in one table, since
+ * a list never changes after it was proposed; messages and peers refer to lists by epoch.
  *
- * There are no channels. What one says is read by the other at once or never: reading it later has the effect of
- * reading it earlier, for a peer does nothing else on that connection meanwhile, and acknowledgements only add up.
- * Only Leave is in flight for a while.
+ * There are no channels. The receiver reads a message at once or never. Reading it later would have the same effect,
+ * because in between a peer does nothing else on that connection, and acknowledgements only add up. Only Leave is in
+ * flight for a while.
  */
 
 /* --- Configuration ------------------------------------------------------------------------------------------------ */
@@ -21,33 +21,33 @@
 #define MEMBERS 7        /* Mask: members of the first list. The others are newcomers. */
 #endif
 #ifndef TERMS
-#define TERMS 3          /* Terms, the first among them. */
+#define TERMS 3          /* Terms, including the first. */
 #endif
 #ifndef LISTS
-#define LISTS 3          /* Lists that one leadership proposes at most, its first among them. */
+#define LISTS 3          /* Most lists that one leadership proposes, including its first. */
 #endif
 #ifndef BREAKS
-#define BREAKS 3         /* Times that a peer turns to the other master. */
+#define BREAKS 3         /* How often peers turn to the other master. */
 #endif
 #ifndef CRASHES
 #define CRASHES 1        /* Masters that crash and are restarted. */
 #endif
 #ifndef REVOCATIONS
-#define REVOCATIONS 0    /* Keys that one master is told to revoke. */
+#define REVOCATIONS 0    /* Keys that one master revokes. */
 #endif
 #ifndef LEAVES
-#define LEAVES 0         /* Members that leave of their own accord. */
+#define LEAVES 0         /* Members that leave by their own decision. */
 #endif
 #ifndef OUTCOMES
 #define OUTCOMES true    /* false: no attempt is decided, and S1 is not checked. */
 #endif
 #ifndef HEAL_TERMS
-#define HEAL_TERMS 0     /* Further terms once the network has healed; 0: it never heals, and L2 is not checked. */
+#define HEAL_TERMS 0     /* More terms after the network has healed; 0: it never heals, and L2 is not checked. */
 #endif
 
 #define ALL_TERMS (TERMS + HEAL_TERMS)
 #define EPOCHS ((ALL_TERMS + 1) * LISTS)
-#define FIRST LISTS      /* Epoch of the list that is committed in the beginning. */
+#define FIRST LISTS      /* Epoch of the list that is committed at the start. */
 
 /* --- State -------------------------------------------------------------------------------------------------------- */
 
@@ -65,17 +65,17 @@ byte role[2];
 byte term[2];
 byte restarts[2];
 byte reported[2];        /* Mask: has promised the present leadership, and its report is here. */
-byte chosen[2];          /* Candidate: list to go on with, where there are quorums to lead it; else 0. */
+byte chosen[2];          /* Candidate: list to adopt, if there are quorums to lead it; else 0. */
 byte known_list[2];      /* Last list known to be committed. */
 byte current[2];         /* Leader: its list; committed if it is known_list. */
-byte fixed[2];           /* Leader: its first list, while nothing but that may be committed; else 0. */
+byte fixed[2];           /* Leader: its first list, while only that list may be committed; else 0. */
 byte acknowledged[2];    /* Mask: of the current list. */
 byte left[2];            /* Mask: said Leave to this leadership. */
 byte leaving[2];         /* Mask: said Leave, and the master has not read it yet. */
 byte revoked[2];         /* Mask. */
 byte decided[2];         /* The outcome; 0: none yet. */
-byte of_epoch[2 * PEERS];   /* Of the reports that a candidate has. */
-byte of_heard[2 * PEERS];   /* The same, and of a leader too. */
+byte of_epoch[2 * PEERS];   /* From the reports that a candidate has. */
+byte of_heard[2 * PEERS];   /* From these reports, also at a leader. */
 
 byte members[EPOCHS];
 byte parent[EPOCHS];
@@ -85,8 +85,8 @@ byte crashes = CRASHES;
 byte revocations = REVOCATIONS;
 byte leaves = LEAVES;
 bit healed;
-/* What only the checks read. */
-byte adopted[ALL_TERMS + 1];   /* The list that the first one of a term repeats; 0: nobody led that term. */
+/* Only the checks read these. */
+byte adopted[ALL_TERMS + 1];   /* The list that the first list of a term repeats; 0: nobody led that term. */
 byte newest = FIRST;           /* The newest list that was committed. */
 
 hidden byte i, e, f, best, highest;   /* Within one step. */
@@ -136,42 +136,42 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define OBEYS(p, m) (HAS(reported[m], p) && promised[p] == LEADERSHIP(m))
 #endif
 
-/* elect: who counts */
+/* elect: which peers count */
 #ifdef BREAK_COUNT_HELD
 #define HAVE_PROMISED(m) (reported[m] | CONNECTED(m))
 #else
 #define HAVE_PROMISED(m) (reported[m])
 #endif
 
-/* elect: of which lists they must be quorums */
+/* elect: the lists of which they must be quorums */
 #ifdef BREAK_ELECT_WITHOUT_OLD
 #define ARE_ELECTING(s, l, old) IS_QUORUM(s, members[l])
 #else
 #define ARE_ELECTING(s, l, old) (IS_QUORUM(s, members[l]) && IS_QUORUM(s, members[old]))
 #endif
 
-/* elect: whose promise a candidate, or a leader, must outbid */
+/* elect: a promise for which a candidate or a leader must ask in a higher term */
 #ifdef BREAK_EQUAL_TERM
 #define OUTBIDS(p, m) (TERM_OF(promised[p]) > term[m])
 #else
 #define OUTBIDS(p, m) (TERM_OF(promised[p]) >= term[m] && promised[p] != LEADERSHIP(m))
 #endif
 
-/* step_down: whose promise */
+/* step_down: the peers whose promise counts */
 #ifdef BREAK_MEMBERS_ALONE_DEPOSE
 #define MAY_DEPOSE(p, m) (HAS(members[current[m]], p))
 #else
 #define MAY_DEPOSE(p, m) (true)
 #endif
 
-/* commit: who counts */
+/* commit: which peers count without an acknowledgement */
 #ifdef BREAK_REVOKED_CONSENTS
 #define CONSENTING(m) (left[m] | revoked[m])
 #else
 #define CONSENTING(m) (left[m])
 #endif
 
-/* commit: of which lists */
+/* commit: the lists of which they must be quorums */
 #ifdef BREAK_NEW_QUORUM_ALONE
 #define ARE_OLD_QUORUM(s, m) (true)
 #else
@@ -203,8 +203,8 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #endif
 #endif
 
-/* propose: who may be put out of the list; with the option also who is connected, but lost its link to another peer, or
- * keeps others waiting
+/* propose: the peers that the list may drop; with the option also a connected peer that lost its link to another peer,
+ * or that keeps others waiting
  */
 #ifdef LOSE_CONNECTED
 #define MAY_LOSE(m, p) (!healed || !IS_AT(p, m))
@@ -212,14 +212,14 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 #define MAY_LOSE(m, p) (!IS_AT(p, m))
 #endif
 
-/* propose: who is told of a list that is not committed, and acknowledges it: its members, and the old ones. */
+/* propose: the peers that receive and acknowledge a list that is not committed: its members, and the old ones. */
 #ifdef BREAK_OLD_MEMBERS_NOT_TOLD
 #define ARE_TOLD(m) (members[current[m]])
 #else
 #define ARE_TOLD(m) (members[current[m]] | members[known_list[m]])
 #endif
 
-/* propose: who is not in the list is told so (Kick), and answers Leave, once the list is committed. */
+/* propose: once the list is committed, a peer that is not in it gets a Kick, and answers Leave. */
 #ifdef BREAK_KICK_EARLY
 #define MAY_KICK(m) (true)
 #else
@@ -228,10 +228,10 @@ hidden byte i, e, f, best, highest;   /* Within one step. */
 
 /* --- Checks ------------------------------------------------------------------------------------------------------- */
 
-/* S3: a list that one leadership adopted and repeated is one list, under whatever epoch. */
+/* S3: a list that a leadership adopted and repeated is the same list, although it has another epoch. */
 #define SAME_AS(l) (((l) % LISTS == 0 && (l) > FIRST) -> adopted[(l) / LISTS] : (l))
 
-/* S3: of two lists that were committed one descends from the other. */
+/* S3: of two committed lists one descends from the other. */
 inline check_chain(l) {
     e = SAME_AS(l);
     f = newest;
@@ -261,7 +261,7 @@ inline check_outcomes() {
 
 /* --- What masters do ---------------------------------------------------------------------------------------------- */
 
-/* descend, elect: what there is to go on with, and whether those who have promised are enough. */
+/* descend, elect: the list to adopt, and whether the peers that have promised are enough. */
 inline choose(m) {
     highest = 0;
     best = 0;
@@ -355,7 +355,7 @@ inline commit(m) {
 proctype master(byte m) {
 end:
     do
-    /* elect: it leads under the very term that was promised; once the network has healed, with those who are there. */
+    /* elect: it leads in exactly the promised term; after the network has healed, with the peers that are present. */
     :: d_step {
         role[m] == CANDIDATE && chosen[m] &&
             (!healed || ARE_ELECTING(PRESENT(m), chosen[m], known_list[m])) ->
@@ -385,15 +385,15 @@ end:
         skip
        }
 
-    /* step_down: the rest cannot be quorums. */
+    /* step_down: the remaining peers cannot be quorums. */
     :: d_step {
         role[m] == LEADER && term[m] < TERM_LIMIT && !ARE_QUORUMS(CONNECTED(m) | CONSENTING(m), m) ->
         become_candidate(m, term[m] + 1);
         printf("%c steps down, for want of quorums\n", 97 + m)
        }
 
-    /* A crash. It is restarted at once: nobody can tell a master that is down from one that it has not reached yet. Its
-     * peers wait for it, or turn to the other one.
+    /* A crash. The master is restarted at once: to a peer, a master that is down looks like one that it has not reached
+     * yet. Its peers wait for it, or turn to the other one.
      */
     :: d_step {
         crashes && !healed && (role[m] == LEADER || reported[m]) && restarts[m] < 3 ->
@@ -413,7 +413,7 @@ end:
     od
 }
 
-/* One for each master and each peer: their connection, what comes over it, and what the master does about that peer. */
+/* One for each master and each peer: their connection, its messages, and what the master does about that peer. */
 proctype link(byte m; byte p) {
 end:
     do
@@ -464,7 +464,7 @@ end:
         accepted[p] = current[m];
         printf("%c accepts list %d of %c\n", 112 + p, current[m], 97 + m)
        }
-    /* and acknowledge; perhaps again, where the acknowledgement was lost */
+    /* and acknowledge; again, if the acknowledgement was lost */
     :: d_step {
         IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && accepted[p] == current[m] && !IS_COMMITTED(m) &&
             !HAS(acknowledged[m], p) ->
@@ -482,8 +482,8 @@ end:
         skip
        }
 
-    /* and the outcome, after the list that it was decided under. decide: the outcome that one of the members has heard;
-     * else each leadership has another one.
+    /* and the outcome, after the list under which it was decided. decide: the outcome that one of the members has
+     * heard; if none has, each leadership decides a different one.
      */
     :: d_step {
         IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && accepted[p] == current[m] && HAS(MEMBERS, p) && !heard[p] &&
@@ -506,7 +506,7 @@ end:
         skip
        }
 
-    /* It is told that it is no member any more (Kick), */
+    /* It hears that it is no longer a member (Kick), */
     :: d_step {
         IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && !HAS(members[current[m]], p) && accepted[p] &&
             MAY_KICK(m) ->
@@ -514,7 +514,7 @@ end:
         skip
        }
 
-    /* or leaves of its own accord. */
+    /* or leaves by its own decision. */
     :: d_step {
         leaves && !healed && IS_AT(p, m) && role[m] == LEADER && OBEYS(p, m) && HAS(members[current[m]], p) ->
         leaves--;
@@ -532,14 +532,14 @@ end:
         skip
        }
 
-    /* elect: a higher promise, or the same term promised to another leadership: it asks all again. */
+    /* elect: a peer has promised a higher term, or the same term to another leadership: the master asks all again. */
     :: d_step {
         IS_AT(p, m) && role[m] == CANDIDATE && promised[p] && OUTBIDS(p, m) && TERM_OF(promised[p]) < TERM_LIMIT ->
         become_candidate(m, TERM_OF(promised[p]) + 1);
         printf("%c hears of the promise of %c, and asks for term %d\n", 97 + m, 112 + p, term[m])
        }
 
-    /* step_down: somebody has a higher promise. One that is no member could not even be told so: it obeys others. */
+    /* step_down: a peer has a higher promise. If it is not a member, it could not even hear so: it obeys others. */
     :: d_step {
         IS_AT(p, m) && role[m] == LEADER && MAY_DEPOSE(p, m) && promised[p] && OUTBIDS(p, m) &&
             TERM_OF(promised[p]) < TERM_LIMIT ->
@@ -564,7 +564,7 @@ end:
         skip
        }
 
-    /* Its list of keys changes; that of the other master does not, yet. */
+    /* Its list of keys changes; the other master's list does not change yet. */
     :: d_step {
         revocations && !healed && !HAS(revoked[m], p) ->
         revocations--;
@@ -582,9 +582,9 @@ end:
      (IS_AT(p, m) && HAS(members[current[m]], p) && accepted[p] == current[m] && HAS(known, p)  && \
          (heard[p] || HAS(NEWCOMERS, p))))
 
-/* After some point nothing fails any more, and peers meet at one of the masters, whichever it is. When nothing is left
- * to do, one leads them all under a committed list, and their call has ended; unless those who have not left are no
- * quorum any more.
+/* From some point on nothing fails, and all peers meet at one of the masters. When nothing is left to do, one master
+ * leads them all under a committed list, and their call has ended; unless the peers that have not left are no longer a
+ * quorum.
  */
 proctype network() {
     if

@@ -1,14 +1,14 @@
 """An emulated wide-area network of virtual hosts on this machine, to run programs in. Linux, as root; see README.md.
 
-    python tools/wan 3 tools/wan/example.conf       makes a network of 3 hosts, and says how to run a command on each
+    python tools/wan 3 tools/wan/example.conf       makes a network of 3 hosts; prints how to run a command on each
 
-Until Ctrl-C it reads lines from standard input. A line of settings (settings.py) changes them; the others:
+It reads lines from standard input until Ctrl-C. A line of settings (settings.py) changes the network. Other lines:
 
     show                  prints all settings
     stats                 prints the counters; "reset" sets them to 0
     congestion cubic      sets the congestion control of new TCP connections
 
-When this process ends, however it ends, only processes that were started inside are left.
+When this process ends, in whatever way, only processes that were started inside the network are left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def obey(network: EmulatedNetwork, line: str) -> None:
     """Carries out one line.
 
     Raises:
-        SettingsError, OSError, NetworkUnavailable: it cannot be carried out.
+        SettingsError, OSError, NetworkUnavailable: the line cannot be carried out.
     """
     command, _, argument = line.strip().partition(" ")
     if command == "show":
@@ -47,7 +47,7 @@ def obey(network: EmulatedNetwork, line: str) -> None:
 
 
 def run_network(options: argparse.Namespace) -> int:
-    """Makes the network and keeps it."""
+    """Makes the network, and keeps it until Ctrl-C."""
     try:
         lines = options.settings.read_text(encoding="utf-8").splitlines() if options.settings else []
         settings = Settings(options.hosts).with_lines(lines)

@@ -1,7 +1,7 @@
 """A wide-area network of namespaces: each host has a TUN device, and the emulator (emulator.c) forwards between them.
 
 Ownership: this process owns the namespaces and one end of a socket to the emulator. The emulator owns the other end and
-the TUN devices, and ends when this end is closed, so nothing is left however this process ends. Each request gets one
+the TUN devices, and ends when this end is closed. So nothing is left, however this process ends. Each request gets one
 answer; one thread at a time uses a network.
 """
 
@@ -50,17 +50,17 @@ class PacketCounts:
     paths: dict[tuple[int, int], dict[str, int]]
     """By direction: in, out, lost (at random), overflown (queue full), cut, in_bytes, out_bytes, queue_bytes_max."""
     total: dict[str, int]
-    """Of the emulator: lateness of packets (late: more than 1 ms), CPU and wall time, memory."""
+    """Counters of the emulator: lateness of packets (late: more than 1 ms), CPU and wall time, memory."""
 
 
 class EmulatedNetwork(Namespaces):
-    """A wide-area network by the user-space emulator. Host i has the address 10.77.i.1.
+    """A wide-area network made by the user-space emulator. Host i has the address 10.77.i.1.
 
     Args:
-        settings: of the network, for 2 to HOSTS_MAX hosts.
-        seed: of losses and jitter.
-        realtime: run the emulator with realtime priority, and all that it delivers on other CPUs. Else times are worse,
-            but no packet is lost if other CPUs are busy.
+        settings: settings of the network, for 2 to HOSTS_MAX hosts.
+        seed: seed of losses and jitter.
+        realtime: run the emulator with realtime priority, and process on other CPUs what it delivers. If False, times
+            are less exact, but no packet is lost when other CPUs are busy.
 
     Raises:
         NetworkUnavailable: not permitted, or no `ip` command, C compiler or TUN device.
@@ -109,7 +109,7 @@ class EmulatedNetwork(Namespaces):
         self.settings = settings
 
     def change(self, *lines: str) -> None:
-        """Changes the settings by lines (settings.py), all at once or not at all.
+        """Changes the settings by lines (settings.py): all of them, or none if a line is wrong.
 
         Raises:
             SettingsError: a line is wrong.
@@ -173,7 +173,7 @@ class EmulatedNetwork(Namespaces):
             for host in range(self.host_count):
                 devices.append(self.run(host, _open_device))
                 self._set_up_host(host)
-                if self._realtime:  # Else a host's TCP processing of a packet would run in the emulator's write().
+                if self._realtime:  # Otherwise the emulator's write() would run a host's TCP code.
                     self.run(host, lambda: _receive_on([cpu for cpu in cpus if cpu != own]))
             self._start(own, devices)
         finally:
@@ -211,7 +211,7 @@ class EmulatedNetwork(Namespaces):
                 [str(self._program), *(str(value) for value in (*settings, *inherited))],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C goes to this process, which then ends the emulator.
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the emulator.
             )
 
     def _request(self, text: str) -> str:
@@ -243,10 +243,10 @@ def _ns(ms: float) -> int:
 
 
 def build_emulator() -> Path:
-    """Compiles the emulator unless that was done; returns the path of the program.
+    """Compiles the emulator if needed, and returns the path of the program.
 
     Raises:
-        NetworkUnavailable: there is no C compiler, or no place for the program.
+        NetworkUnavailable: there is no C compiler, or no folder for the program.
         WorkerFailed: the compiler refuses the source.
     """
     sources = [_SOURCES / name for name in ("emulator.c", "model.c", "packet.c")]
@@ -286,10 +286,11 @@ def _open_device() -> int:
 
 
 def _receive_on(cpus: Sequence[int]) -> None:
-    """Processes received packets on other CPUs than the emulator's (RPS). If not permitted, timing is worse.
+    """Processes received packets on CPUs other than the emulator's (RPS). If this is not permitted, timing is less
+    exact.
 
-    Packets for a CPU that is busy with something else wait in its backlog, of net.core.netdev_max_backlog (1,000)
-    packets, and a larger burst is lost there (`device_drops`).
+    Packets for a CPU that is busy with something else wait in its backlog, which holds net.core.netdev_max_backlog
+    (1,000) packets. The rest of a larger burst is lost there (`device_drops`).
     """
     mask = sum(1 << cpu for cpu in cpus)
     words: list[str] = []
@@ -315,10 +316,10 @@ def _check(result: int) -> None:
 
 
 def _device_drops() -> int:
-    """Number of packets that the kernel dropped on their way to the emulator, or on their way from it."""
+    """Number of packets that the kernel dropped on their way to the emulator or from it."""
     for line in Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, values = line.partition(":")
         if name.strip() == DEVICE:
-            counts = values.split()  # Eight of what it received, then eight of what it sent.
+            counts = values.split()  # Eight counters of received packets, then eight of sent ones.
             return int(counts[3]) + int(counts[11])
     return 0

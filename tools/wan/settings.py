@@ -1,12 +1,12 @@
 """Settings of a wide-area network, and their text form. Pure: no I/O.
 
-A line changes the settings that it names and leaves the others. Hosts are numbered from 0; * is every host; # begins a
-comment.
+A line changes the settings that it names and leaves the others as they are. Hosts are numbered from 0; * is every host;
+# begins a comment.
 
     path FROM TO key=value ...     one direction
     link ONE OTHER key=value ...   both directions
     host HOST key=value ...
-    timing key=value ...           of the emulator
+    timing key=value ...           the emulator
 
 The keys are the fields of the classes below. Values are numbers, optionally with %, k, M or G: loss=0.1%,
 queue_bytes=2M. A rate of 0 is unlimited; a queue of 0 bytes holds DEFAULT_QUEUE_MS at its rate.
@@ -105,7 +105,7 @@ class Settings:
         """These settings, changed as a line says.
 
         Raises:
-            SettingsError: it is not of the grammar, or a value is out of its range.
+            SettingsError: the line does not follow the grammar, or a value is out of range.
         """
         words = line.partition("#")[0].split()
         if not words:
@@ -140,7 +140,7 @@ class Settings:
         return settings
 
     def lines(self) -> list[str]:
-        """Lines that say all of it."""
+        """Lines that describe all settings."""
         shown = [f"timing {_pairs_of(self.timing)}"]
         shown += [f"host {host} {_pairs_of(settings)}" for host, settings in self.hosts.items()]
         shown += [f"path {one} {other} {_pairs_of(settings)}" for (one, other), settings in self.paths.items()]
@@ -163,7 +163,7 @@ class Settings:
 
 
 def queue_bytes(given: float, rate_mbit: float) -> float:
-    """The size of a queue before a rate."""
+    """The size of a queue in front of a rate limit."""
     return given or max(DEFAULT_QUEUE_BYTES_MIN, rate_mbit * 1e6 / 8 * DEFAULT_QUEUE_MS / 1e3)
 
 
