@@ -170,7 +170,7 @@ def test_all_to_all(
 
 def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
     """S1, L1: no peer gets rows that were made for another one. The program makes new rows and calls again."""
-    with pytest.raises(zpccl.PeerLost, match="rows for 4 peers, and 3 are left"):
+    with pytest.raises(zpccl.PeerLost, match="rows for 4 peers, but the group has only 3"):
         trio.comms[0].all_to_all(np.ones((4, 2)))
 
     def exchange(comm: zpccl.Communicator) -> None:
@@ -178,7 +178,7 @@ def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
         comm._run(call, None)
 
     for error in trio.errors(exchange):
-        assert isinstance(error, zpccl.PeerLost) and "rows for 4 peers, and 3 are left" in str(error)
+        assert isinstance(error, zpccl.PeerLost) and "rows for 4 peers, but the group has only 3" in str(error)
     assert still_works(trio)
 
 

@@ -20,19 +20,19 @@ from benchmarks.scenario import Scenario
 from common import Row, new_file, run_tool, say, write_json
 
 SCENARIOS = {
-    "allreduce": "How long does an all-reduce take, beside torch's Gloo and beside TCP alone?",
-    "call": "How many wake-ups and system calls does an all-reduce take, beside torch's Gloo?",
-    "ddp": "How long does a training step of DDP take, beside torch's Gloo?",
-    "state": "How fast do newcomers get the shared state, and from how many, beside plain copies?",
+    "allreduce": "How long does an all-reduce take, compared with torch's Gloo and with TCP alone?",
+    "call": "How many wake-ups and system calls does an all-reduce take, compared with torch's Gloo?",
+    "ddp": "How long does a training step of DDP take, compared with torch's Gloo?",
+    "state": "How fast do newcomers get the shared state, from how many peers, compared with plain copies?",
     "join": "How long do members stop for a newcomer, with and without fetching the state ahead?",
-    "wan": "What does an all-reduce carry over long fat pipes, with how many connections?",
-    "uneven": "How long does an all-reduce take over uneven networks, beside what they allow?",
+    "wan": "How fast is an all-reduce over long fat networks, and with how many connections?",
+    "uneven": "How long does an all-reduce take over uneven networks, compared with what they allow?",
     "master": "What does one decision cost a master of many peers?",
-    "plans": "How near to the best possible are plans for uneven networks, and what do they cost the master?",
+    "plans": "How close to the optimum are plans for uneven networks, and what do they cost the master?",
     "quantise": "How fast are the kernels of quantisation?",
     "memory": "How much memory does an all-reduce take beyond the caller's buffers?",
     "kill-peer": "What happens to the others when a peer is killed in the middle, and how fast?",
-    "kill-calls": "Do all others see the same when a peer is killed at any moment of small calls?",
+    "kill-calls": "Do all survivors see the same outcome when a peer is killed at any moment of small calls?",
     "state-faults": "What becomes of a sync of shared state when something happens in the middle of it?",
     "kill-master": "What does a kill and restart of the master cost the calls that are under way?",
     "cut-paths": "When do the others notice that a host or a path has fallen silent, and when do they go on?",
@@ -55,7 +55,7 @@ def play(scenario: Scenario, options: argparse.Namespace) -> int:
             write_json(options.json, rows)  # After each row, so that an interrupted run keeps its results.
             say(scenario.line_of(row))
     if not rows:
-        say("nothing was measured: none of these systems does this")
+        say("nothing was measured: none of these systems supports it")
         return 1
     scenario.print_tables(options, rows)
     problems = [problem for row in rows for problem in row.get("problems", ())]

@@ -158,13 +158,13 @@ QUANTIZATIONS = {
 """It has no MIN_MAX of signed types: that differs from MIN_MAX of unsigned types only in the sign bit of the codes."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--bytes": {"type": parse_bytes, "help": "of the tensor"},
-    "--connections": {"type": whole(1, zpccl.limits.LINK_CONNECTIONS_MAX), "help": "TCP connections a pair"},
-    "--dtype": {"choices": DTYPES, "help": "of the tensor"},
-    "--peers": {"type": whole(2, 64), "help": "of the run"},
-    "--quantize": {"choices": tuple(QUANTIZATIONS), "help": "of zpccl"},
+    "--bytes": {"type": parse_bytes, "help": "size of the tensor"},
+    "--connections": {"type": whole(1, zpccl.limits.LINK_CONNECTIONS_MAX), "help": "TCP connections per pair of peers"},
+    "--dtype": {"choices": DTYPES, "help": "element type of the tensor"},
+    "--peers": {"type": whole(2, 64), "help": "number of peers"},
+    "--quantize": {"choices": tuple(QUANTIZATIONS), "help": "quantisation by zpccl"},
     "--reps": {"type": positive, "help": "repetitions"},
-    "--seed": {"type": int, "help": "of what is random"},
+    "--seed": {"type": int, "help": "seed of the random numbers"},
 }
 """Arguments that several tools share, by flag."""
 

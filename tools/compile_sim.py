@@ -173,7 +173,7 @@ def main() -> int:
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where to put the copy: a new folder, or that of an older one")
-    parser.add_argument("--seeds", default="0:40", metavar="A:B", help="seeds of which both traces are compared")
+    parser.add_argument("--seeds", default="0:40", metavar="A:B", help="seeds whose two traces are compared")
     options = parser.parse_args()
     try:
         return run_tool(lambda: play(options))

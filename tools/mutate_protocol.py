@@ -277,7 +277,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [mutant.name for mutant in MUTANTS]
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these mutants (default all)")
     parser.add_argument("--list", action="store_true", help="print the mutants and what they break, and end")
-    parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"of the simulator (default {SEEDS})")
+    parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"number of simulator seeds (default {SEEDS})")
     parser.add_argument(
         "--tests",
         nargs="+",
@@ -287,8 +287,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=positive, default=1, help="mutants at the same time (default 1)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--both", action="store_true", help="let both checks look at each mutant, to compare them")
-    which.add_argument("--by-simulator", action="store_true", help="let the simulator alone look at each mutant")
+    which.add_argument("--both", action="store_true", help="run both checks for each mutant, to compare them")
+    which.add_argument("--by-simulator", action="store_true", help="check each mutant with the simulator only")
     return parser.parse_args(arguments)
 
 

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.words or any(word in name for word in options.words):
             suite(name).run(outcomes)
     if not outcomes.rows:
-        say(f"no test has one of {', '.join(options.words)} in its name")
+        say(f"no test name contains any of: {', '.join(options.words)}")
         return 1
     counts = Counter((outcome, why) for _, outcome, why in outcomes.rows)
     print_table("Tests", ["outcome", "why", "tests"], [[*key, str(count)] for key, count in sorted(counts.items())])

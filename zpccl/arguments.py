@@ -103,7 +103,7 @@ def all_reduce(
 def all_reduce_of(descriptor: ReduceOpDescriptor, algorithm: str) -> Collective:
     """The all-reduce of a descriptor."""
     if not isinstance(descriptor, ReduceOpDescriptor):
-        raise InvalidArgument(f"a {type(descriptor).__name__} where a ReduceOpDescriptor is due")
+        raise InvalidArgument(f"expected a ReduceOpDescriptor, got a {type(descriptor).__name__}")
     reduce = descriptor.reduce_descriptor
     if not isinstance(reduce, ReduceDescriptor):
         raise InvalidArgument(f"reduce_descriptor is a {type(reduce).__name__}, not a ReduceDescriptor")
@@ -244,7 +244,7 @@ class _AllToAll(_SizedByPeers):
         """Raises an error unless the tensor has one row per peer: PeerLost if it has more, else InvalidArgument."""
         shape = tuple(self.like.shape)
         if shape and shape[0] > world_size:
-            raise PeerLost(f"send has rows for {shape[0]} peers, and {world_size} are left; make new rows")
+            raise PeerLost(f"send has rows for {shape[0]} peers, but the group has only {world_size}; make new rows")
         if shape[:1] != (world_size,):
             raise InvalidArgument(f"send has the shape {shape}; {world_size} peers need a row each")
 

@@ -44,7 +44,7 @@ class AsyncReduceHandle:
             InvalidUsage: there is no result: the collective has not ended, or it failed.
         """
         if not self._has_succeeded():
-            raise InvalidUsage("there is no result; wait() for it, and look whether it succeeded")
+            raise InvalidUsage("the collective has no result; call wait() and check that it succeeded")
         self._call.store()
         return self._call.result()
 
@@ -57,7 +57,7 @@ class AsyncReduceHandle:
             InvalidUsage: the collective has not ended, or it failed.
         """
         if not self._has_succeeded():
-            raise InvalidUsage("nobody has taken part yet; wait() for it, and look whether it succeeded")
+            raise InvalidUsage("the participants are not known yet; call wait() and check that it succeeded")
         return tuple(peer_id.hex() for peer_id, _ in self._call.peers)
 
     @public

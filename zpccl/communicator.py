@@ -174,7 +174,7 @@ class Communicator(Collectives):
 
     def __reduce__(self) -> str:
         raise InvalidUsage(
-            "a communicator is of one process, and cannot be pickled or copied; make one in each process"
+            "a communicator belongs to one process, and cannot be pickled or copied; make one in each process"
         )
 
     # --- Taking part ------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class MasterNode:
         self.interrupt()
 
     def __reduce__(self) -> str:
-        raise InvalidUsage("a master is of one process, and cannot be pickled or copied; make another one")
+        raise InvalidUsage("a master belongs to one process, and cannot be pickled or copied; make another one")
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)

@@ -109,7 +109,7 @@ class SharedState:
         self.tensor_infos = tuple(tensor_infos)
         for info in self.tensor_infos:
             if not isinstance(info, TensorInfo):
-                raise InvalidArgument(f"a {type(info).__name__} where a TensorInfo is due")
+                raise InvalidArgument(f"expected a TensorInfo, got a {type(info).__name__}")
         names = [info.name for info in self.tensor_infos]
         if not 1 <= len(names) <= limits.STATE_ENTRIES_MAX:
             raise InvalidArgument(f"a shared state has 1 to {limits.STATE_ENTRIES_MAX} tensors, not {len(names)}")

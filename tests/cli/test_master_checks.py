@@ -42,7 +42,7 @@ def test_without_an_answer() -> None:
     unreached = judged(Reached(reason="Connection refused"))
     assert list(unreached) == ["master"] and unreached["master"].level is Level.PROBLEM
     assert "Connection refused" in unreached["master"].text and "--bind 0.0.0.0:48148" in unreached["master"].fix
-    assert judged(Reached(reason="it has another secret", is_connected=True))["master"].fix == ""
+    assert judged(Reached(reason="its secret or key differs", is_connected=True))["master"].fix == ""
     (of_ipv6,) = judge("[2001:db8::1]:48148", Reached(reason="Connection refused"), OWN, PORTS, "")
     assert "--bind [::]:48148" in of_ipv6.fix
 

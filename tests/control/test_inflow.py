@@ -100,7 +100,7 @@ def test_a_stranger_may_say_hello_and_not_much_more(bench: Bench, caplog: pytest
     assert pair.is_cut()
     assert [r.getMessage() for r in caplog.records] == [
         f"refused 127.0.0.1:{pair.theirs.getsockname()[1]}: "
-        f"it holds {limits.STRANGER_BYTES_MAX + 1} bytes without a message, too many for a stranger"
+        f"it has sent {limits.STRANGER_BYTES_MAX + 1} bytes that belong to no complete message, too many for a stranger"
     ]
 
 

@@ -174,7 +174,7 @@ def test_the_log_of_refusals_is_bounded_and_says_how_many_more(caplog: pytest.Lo
     caplog.clear()
     log.add("somebody else", 10 + limits.REFUSALS_LOGGED_INTERVAL_NS)
     assert [record.getMessage() for record in caplog.records] == [
-        "5 more lines were left out before that",
+        "5 more lines before this one were left out",
         "refused somebody else",
     ]
 
@@ -191,5 +191,6 @@ def test_the_watch_names_who_failed_and_forgets_who_went(caplog: pytest.LogCaptu
     watch.take(zmq.EVENT_ACCEPTED, 10**6, 0)  # A descriptor that is already closed.
     watch.take(zmq.EVENT_DISCONNECTED, 10**6, 0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"refused {address}: it has no secret, or is no peer" for address in (f"127.0.0.1:{port}", "an unknown address")
+        f"refused {address}: it has no secret, or is not a peer"
+        for address in (f"127.0.0.1:{port}", "an unknown address")
     ]

@@ -74,7 +74,7 @@ def test_the_newest_checkpoint_wins_when_everybody_is_gone(run: Cluster, tmp_pat
     outcomes = [child.value() for child in came]
     assert [outcome[:3] for outcome in outcomes] == [(4, 4.0, 4.0 * (ELEMENTS - 1))] * 4
     assert [outcome[3] for outcome in outcomes] == ["", "", "CheckpointDamaged", "CheckpointFailed"]
-    assert "the highest revision offered, 4, is taken" in run.master.log.read_text()
+    assert "taking the highest revision offered, 4" in run.master.log.read_text()
 
 
 def save_and_stop_in_the_middle(peer: Peer, path: str) -> None:

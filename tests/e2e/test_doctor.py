@@ -175,7 +175,7 @@ def test_a_path_that_drops_everything() -> None:
 
 @pytest.mark.parametrize(
     ("secret", "text"),
-    [(None, "this host has none"), (new_secret(), "another secret"), (SECRET, "")],
+    [(None, "this host has none"), (new_secret(), "its secret or key differs"), (SECRET, "")],
     ids=["none", "another", "the same"],
 )
 def test_a_run_with_a_secret(tmp_path: Path, secret: str | None, text: str) -> None:

@@ -85,7 +85,7 @@ def test_a_run_with_a_secret_works(tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "another secret": ({"secret": new_secret()}, "another secret"),
+    "another secret": ({"secret": new_secret()}, "its secret or key differs"),
     "no secret": ({}, "this peer has none"),
 }
 

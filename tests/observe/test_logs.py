@@ -27,4 +27,4 @@ def test_usual_lines_leave_room_for_warnings(caplog: pytest.LogCaptureFixture, m
     assert [record.levelname for record in caplog.records] == ["INFO"] * 5 + ["WARNING"] * 5
     caplog.clear()
     log.write(logging.INFO, "INFO", limits.REFUSALS_LOGGED_INTERVAL_NS)
-    assert [record.getMessage() for record in caplog.records] == ["50 more lines were left out before that", "INFO"]
+    assert [record.getMessage() for record in caplog.records] == ["50 more lines before this one were left out", "INFO"]

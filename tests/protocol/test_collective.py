@@ -389,7 +389,8 @@ def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
     answers = [message for _, message in bench.tick(1)]
     assert [(answer.call_id, answer.result) for answer in answers] == [(1, Result.RANK_CONNECTION_FAILED)] * 4
-    needs = "needs data connections around a ring of all peers; that of b and c and of 2 other pairs is down"
+    down = "the connection between b and c is down, and those of 2 other pairs"
+    needs = f"needs data connections around a ring of all peers; {down}"
     assert {answer.reason for answer in answers} == {f"this reduce-scatter {needs}"}
     for name in "abcd":
         bench.begin(name, 2)
@@ -422,8 +423,10 @@ def test_wide_sums_need_a_star_or_a_ring() -> None:
     for name in "abcd":
         bench.begin(name, 1, spec(op=ReduceOp.AVG, datatype=DataType.INT8, algorithm=Algorithm.AUTO))
     answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
-    reason = "this all-reduce needs data connections around a ring of all peers, or of one peer with all others; "
-    assert {answer.reason for answer in answers} == {reason + "that of a and c and of 2 other pairs is down"}
+    reason = "this all-reduce needs data connections around a ring of all peers, or between one peer and all others; "
+    assert {answer.reason for answer in answers} == {
+        reason + "the connection between a and c is down, and those of 2 other pairs"
+    }
     assert bench.names() == "abcd"
 
 

@@ -24,7 +24,7 @@ def test_an_election() -> None:
     assert lines_of(offers, 3, "abc") == [
         "offers: a at 4, b at 4, c at 4, d at 3, e at 0 (RECEIVE_ONLY)",
         "revision 4, the next after 3; the contents of 2 (a, c) are elected, over 1 (b)",
-        "from a, c receive: b 1 tensors of 16 bytes, d 1 tensors of 16 bytes",
+        "holders: a, c; receivers: b (1 tensors of 16 bytes), d (1 tensors of 16 bytes)",
     ]
 
 
@@ -34,18 +34,18 @@ def test_why_that_revision() -> None:
         (None, ""): "the highest offered in the first sync",
         (6, "ab"): "the next after 6",
         (3, "ab"): "the revision of most peers that completed 3",
-        (3, ""): "the highest offered, as nobody continues from 3",
+        (3, ""): "the highest offered, as no peer continues from 3",
         (7, "ab"): "the highest offered, and none is above 7",
     }
     for (last, completed), reason in reasons.items():
         _, chosen, received = lines_of(same, last, completed)
         assert chosen == f"revision 7, {reason}; the contents of 2 (a, b) are elected"
-        assert received == "all hold them; nobody receives"
+        assert received == "all peers hold these contents; no peer fetches anything"
 
 
 def test_nobody_is_elected() -> None:
     offers = {"a": w("x", 4, strategy=1), "b": w("y", 4, strategy=1)}
-    assert lines_of(offers)[1:] == ["nobody is elected: all peers are RECEIVE_ONLY"]
+    assert lines_of(offers)[1:] == ["no state is elected: all peers are RECEIVE_ONLY"]
 
 
 def test_lines_are_short_whatever_the_number_of_peers() -> None:
@@ -60,4 +60,4 @@ def test_a_datatype_that_is_none() -> None:
     """Peers may claim anything: that must not stop the master."""
     entries = [entry("w", contents, datatype=200) for contents in "xy"]
     offers = {name: sync_spec(0, one) for name, one in zip("ab", entries, strict=True)}
-    assert lines_of(offers)[-1] == "from a receive: b 1 tensors of 0 bytes"
+    assert lines_of(offers)[-1] == "holders: a; receivers: b (1 tensors of 0 bytes)"

@@ -211,7 +211,8 @@ def test_who_does_not_fit_its_host_is_told(bench: MasterBench) -> None:
     come(bench, "f")
     GROUPS["g"], HOSTS["g"] = 0, "three"
     come(bench, "g")
-    assert kicked(bench)["g"] == "2 peers of host three are waiting already; give another host another name (host=)"
+    reason = "all 2 peers of host three are already waiting; use another host= name for another host"
+    assert kicked(bench)["g"] == reason
     assert {peer.name for peer in bench.machine.registry.pending()} == {"e", "f"}
 
 
@@ -481,7 +482,7 @@ def test_a_peer_whose_host_stays_incomplete_is_told(kind: str) -> None:
     assert peer.tick(limits.HOST_TIMEOUT_NS // 2 - 1) == [] and len(peer.open) == 1
     error = peer.error(peer.tick(1))
     assert isinstance(error, HostIncomplete) and (error.host, error.missing) == ("one", 1)
-    assert "1 of 4 peers of host one have not come within 600 s" in str(error)
+    assert "1 of 4 peers of host one have not registered within 600 s" in str(error)
     assert peer.machine.state is State.CLOSED and not peer.open and peer.machine.deadline_ns() is None
 
 
@@ -521,7 +522,7 @@ def test_the_wait_for_a_host_is_one_over_all_masters() -> None:
         peer.tick(limits.HOST_WAIT_NS)
         spent_ns += limits.HOST_WAIT_NS
         if peer.machine.error is None:
-            peer.hear(Refused(Refusal.NO_QUORUM, "not all peers of host one have come"))
+            peer.hear(Refused(Refusal.NO_QUORUM, "some peers of host one have not registered at this master"))
             peer.tick()
             peer.up()
     assert isinstance(peer.machine.error, HostIncomplete)

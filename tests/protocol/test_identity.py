@@ -187,9 +187,9 @@ def test_keys_of_links_do_not_show() -> None:
 def test_a_refused_newcomer_is_told_why_at_once() -> None:
     bench = PeerBench()
     bench.handle(events.ConnectCalled(0, attempts=5))
-    effects = bench.handle(events.AuthenticationRefused("it has another secret"))
+    effects = bench.handle(events.AuthenticationRefused("its secret or key differs"))
     error = bench.error(effects)
-    assert isinstance(error, AuthenticationFailed) and "another secret" in str(error) and error.address
+    assert isinstance(error, AuthenticationFailed) and "its secret or key differs" in str(error) and error.address
     assert bench.machine.state is State.CLOSED
 
 

@@ -215,7 +215,7 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
     for name in "ab":
         verdict = bench.verdict(name, 1)
         assert verdict is not None and (verdict.result, verdict.field) == (Result.RANK_CONNECTION_LOST, "")
-        assert "rows for 3 peers, and 2 are left" in verdict.reason
+        assert "rows for 3 peers, but the group has only 2" in verdict.reason
     for name in "ab":
         bench.begin(name, 2, replace(ALL_TO_ALL, count=4, rows=2))
     assert list(bench.plans.values()) == [reducing("ab", Algorithm.DIRECT)]

@@ -128,7 +128,7 @@ def test_a_wrong_token_is_refused(bench: MasterBench) -> None:
 def test_who_is_member_elsewhere_is_not_registered(bench: MasterBench) -> None:
     ((_, refused),) = bench.hello("a", welcomed=True)
     assert refused.refusal is Refusal.UNKNOWN_SESSION
-    assert "restarted" in refused.reason
+    assert "came back too late" in refused.reason
     assert bench.names() == ""
 
 

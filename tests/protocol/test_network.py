@@ -42,7 +42,7 @@ def test_a_tree_knows_its_root_its_edges_and_its_depths() -> None:
 
 
 def test_a_circle_is_no_tree() -> None:
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(ValueError, match="cycle"):
         Tree(1, (1, 0, 2, 2)).depths()
 
 

@@ -195,25 +195,25 @@ def test_something_listens_that_is_no_master() -> None:
 def test_a_master_that_looks_for_members_first_is_waited_for() -> None:
     """L3: a master may need up to 30 s to know whether it will lead. A peer with a master waits for a bounded time."""
     peer = PeerBench().connecting()
-    assert peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members")) == []
+    assert peer.hear(Refused(Refusal.NO_QUORUM, "this master is looking for members")) == []
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
     peer.hear(Welcome(RUN_ID, 0))
-    assert peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members")) == []
+    assert peer.hear(Refused(Refusal.NO_QUORUM, "this master is looking for members")) == []
     assert peer.machine.state is State.PENDING and peer.machine.deadline_ns() is None
 
 
 def test_a_newcomer_hears_what_the_master_said_that_never_led() -> None:
     """Its error must not say that something other than a master listens there."""
     peer = PeerBench().connecting()
-    peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members"))
+    peer.hear(Refused(Refusal.NO_QUORUM, "this master is looking for members"))
     error = peer.error(peer.tick(limits.MASTER_TIMEOUT_NS))
     assert isinstance(error, MasterUnreachable)
-    assert "leads no run: it looks for members" in str(error)
+    assert "leads no run: this master is looking for members" in str(error)
 
 
 def test_what_a_former_master_said_is_not_the_reason() -> None:
     peer = PeerBench().connecting()
-    peer.hear(Refused(Refusal.NO_QUORUM, "it looks for members"))
+    peer.hear(Refused(Refusal.NO_QUORUM, "this master is looking for members"))
     peer.reconnect()
     error = peer.error(peer.tick(limits.REGISTRATION_TIMEOUT_NS))
     assert "does not answer as a master" in str(error)
@@ -887,7 +887,7 @@ def test_a_master_that_stays_away() -> None:
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     error = peer.error(effects)
     assert isinstance(error, MasterUnreachable)
-    assert "away for 300 s" in str(error)
+    assert "none has led the run for 300 s" in str(error)
     assert effects[-1] == CloseLink(pid("b"))
 
 

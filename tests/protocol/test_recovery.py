@@ -891,7 +891,7 @@ def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver
         bench.tick_at_deadline()
     verdict = bench.verdict("c", 5)
     assert isinstance(verdict, Decision)
-    assert (verdict.committed, verdict.reason) == (False, "lost a, and nobody is left to fetch from")
+    assert (verdict.committed, verdict.reason) == (False, "lost a, and no source is left to fetch from")
 
 
 def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: TakeOver) -> None:

@@ -130,7 +130,7 @@ def test_a_key_that_is_not_allowed() -> None:
     ("has_keys", "mechanism", "text"),
     [
         (False, "CURVE", "the run has a secret and this peer has none"),
-        (True, "CURVE", "another secret or key"),
+        (True, "CURVE", "its secret or key differs"),
         (True, "NULL", "the master there has none"),
     ],
 )

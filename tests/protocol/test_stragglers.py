@@ -222,7 +222,7 @@ def test_a_straggler_is_removed_after_the_timeout() -> None:
     assert bench.names() == "abc"
     assert bench.machine.deadline_ns() == bench.now_ns + 1
     (connection, kick), *_ = bench.tick(1)
-    reason = "a, c called all_reduce at tag 0 of group 0 25 s ago, and it did not vote"
+    reason = "a, c called all_reduce at tag 0 of group 0 25 s ago, and this peer did not vote"
     assert (connection, kick) == ("b1", Kick(Result.RANK_CONNECTION_LOST, reason))
     assert bench.names() == "ac"
     assert any(isinstance(message, Plan) for message in bench.said["a1"])
@@ -329,7 +329,7 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
         until(bench, began_ns + 4 * WARNING)
         assert lines(bench) == [f"{DEADLOCK}; since 40 s"]
         return
-    assert lines(bench) == [f"{DEADLOCK}; since 25 s; their calls are ended"]
+    assert lines(bench) == [f"{DEADLOCK}; since 25 s; the master ends their calls"]
     assert [refused(bench, name, 1) for name in "abc"] == [DEADLOCK] * 3
     assert bench.names() == "abc"
     first, second = bench.peer("a").answers[1], bench.peer("b").answers[1]

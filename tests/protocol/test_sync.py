@@ -28,7 +28,7 @@ def committed(call_id: int, revision: int, attempt_id: int = FIRST_ATTEMPT) -> D
     return Decision(call_id, 0, revision, attempt_id=attempt_id)
 
 
-ALONE = ", and nobody is left to fetch from"
+ALONE = ", and no source is left to fetch from"
 
 
 def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
@@ -122,7 +122,7 @@ def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
     bench.fetched("d", 1, FIRST_ATTEMPT + 1)
     assert bench.verdict("d", 1) == committed(1, 5, FIRST_ATTEMPT + 1)
     warnings = [log.text for log in bench.logged if log.level is Level.WARNING]
-    assert any("nobody continues from revision 9" in text and "5" in text for text in warnings)
+    assert any("no peer continues from revision 9" in text and "5" in text for text in warnings)
 
 
 def test_alone() -> None:

@@ -162,7 +162,7 @@ def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
 def test_only_one_call_at_a_time(bench: MasterBench) -> None:
     bench.vote("a", PENDING, 1)
     assert bench.vote("a", UPDATE, 2) == [
-        ("a1", Decision(2, Result.INVALID_USAGE, reason="this peer waits in are_peers_pending already"))
+        ("a1", Decision(2, Result.INVALID_USAGE, reason="this peer is already waiting in are_peers_pending"))
     ]
     bench.vote("b", PENDING, 1)
     assert bench.verdict("a", 1) == Decision(1, OK)

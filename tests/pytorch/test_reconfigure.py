@@ -155,7 +155,7 @@ def test_wrong_handles(four: Groups) -> None:
     def reconfigure(*handles: str, number: int = 1) -> Any:
         return group.reconfigure(SimpleNamespace(uuid=number, handles=list(handles), timeout=None, hints={}))
 
-    with pytest.raises(zpccl.InvalidArgument, match="one of them"):
+    with pytest.raises(zpccl.InvalidArgument, match="include"):
         reconfigure(four.handles[1])
     with pytest.raises(zpccl.InvalidArgument, match="different"):
         reconfigure(own, own)

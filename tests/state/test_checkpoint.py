@@ -295,7 +295,7 @@ def test_a_damaged_tensor_is_named_and_all_are_left_as_they_were(path: Path, nam
 )
 def test_other_files_are_refused(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    Target(small()).refuses(path, zpccl.CheckpointDamaged, "no safetensors file|metadata has no digest")
+    Target(small()).refuses(path, zpccl.CheckpointDamaged, "not a safetensors file|metadata has no digest")
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_tied_tensors_with_different_contents_in_the_file_are_refused(path: Path
 @pytest.mark.parametrize("call", ["save_state", "load_state"])
 def test_a_path_that_cannot_be_resolved(path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     state = state_of(small())
-    with pytest.raises(zpccl.InvalidArgument, match="no path of a file"):
+    with pytest.raises(zpccl.InvalidArgument, match="not the path of a file"):
         getattr(state, call)(f"{path}\ud800")
     path.parent.joinpath("gone").mkdir()
     monkeypatch.chdir(path.parent / "gone")

@@ -430,7 +430,7 @@ def test_a_fetcher_gives_up_when_no_source_is_left() -> None:
     net.start(c="ab")
     assert net.reported["c"].wait(30)
     ((error, fault, dropped),) = net.reports["c"]
-    assert error == "it cannot be asked" and fault in dropped and set(dropped) == {b"a", b"b"}
+    assert error == "requests cannot be sent to it" and fault in dropped and set(dropped) == {b"a", b"b"}
     net.end(commit=False)
     assert net.is_as_before("c")
 
@@ -527,7 +527,7 @@ def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch
     for name in "bc":
         assert net.reported[name].wait(30)
         ((error, fault, dropped),) = net.reports[name]
-        assert error and fault is None and dropped[b"a"] == "it cannot be asked"
+        assert error and fault is None and dropped[b"a"] == "requests cannot be sent to it"
     net.end(commit=False)
 
 

@@ -386,7 +386,7 @@ def play(name: str, size_bytes: int) -> Row:
         awaited = {"half", "wrong bytes"} if fault.is_hostile else {"half"}
         while awaited:  # Otherwise the others may send everything before a slow process has sent a wrong block.
             if not scene.gate.poll(REPLY_TIMEOUT_S):
-                raise WorkerFailed(f"{name}: {' and '.join(sorted(awaited))} did not come")
+                raise WorkerFailed(f"{name}: {' and '.join(sorted(awaited))} did not report")
             awaited.discard(scene.gate.recv())
         fault_ns = time.monotonic_ns()
         fault.strike(scene)

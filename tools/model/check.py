@@ -230,7 +230,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small configuration and three broken rules")
     parser.add_argument("--deep", action="store_true", help="larger configurations too, which take longer")
-    parser.add_argument("--only", metavar="WORD", default="", help="only those whose name contains WORD")
+    parser.add_argument("--only", metavar="WORD", default="", help="only checks whose name contains WORD")
     parser.add_argument("--jobs", type=int, default=2, help="searches at a time (default: 2)")
     parser.add_argument("--trace", action="store_true", help="print the run that leads to each error")
     return parser.parse_args(argv)

@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/wan", description=__doc__, formatter_class=form)
     parser.add_argument("hosts", type=whole(2, HOSTS_MAX), help=f"2 to {HOSTS_MAX}")
     parser.add_argument("settings", type=Path, nargs="?", help="a file of lines")
-    parser.add_argument("--seed", type=int, default=0, help="of losses and jitter (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of losses and jitter (default 0)")
     options = parser.parse_args()
     return run_tool(lambda: run_network(options))
 

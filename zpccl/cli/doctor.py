@@ -41,8 +41,8 @@ def add_arguments(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         default=os.environ.get("ZPCCL_MASTER") or f"127.0.0.1:{limits.MASTER_PORT}",
         help="the master, or the list of masters, as a peer gets it (default: ZPCCL_MASTER, or %(default)s)",
     )
-    doctor.add_argument("--listen", metavar="HOST:PORTS", help="as listen= of a peer (default: ZPCCL_LISTEN)")
-    doctor.add_argument("--advertise", metavar="HOST", help="as advertise= of a peer (default: ZPCCL_ADVERTISE)")
+    doctor.add_argument("--listen", metavar="HOST:PORTS", help="listen= of a peer on this host (default: ZPCCL_LISTEN)")
+    doctor.add_argument("--advertise", metavar="HOST", help="advertise= of that peer (default: ZPCCL_ADVERTISE)")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 

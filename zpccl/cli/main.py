@@ -60,8 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FAULTS",
         default="",
         help="kill=30s kills a random process every 30 s, but never the last; join=45s starts a new one every 45 s, "
-        "without the variables of torch, until a process has ended well, and kills who joined and has not ended 10 s "
-        "later: it came too late; kill=30s,join=45s does both",
+        "without the variables of torch, until a process has ended well; 10 s later it kills the joined processes that "
+        "still run, because they came too late; kill=30s,join=45s does both",
     )
     launch.add_argument("program", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program and its arguments")
     return parser

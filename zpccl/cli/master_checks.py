@@ -140,7 +140,7 @@ class MasterProbe:
             if self._is_over or has_all:  # The dial may come before the answer.
                 break
         if found.answer is None and found.is_connected:
-            found.reason = found.reason or "something there takes connections, and does not answer as a master"
+            found.reason = found.reason or "a program there accepts connections but does not answer as a master"
         return found
 
     def _on_monitor(self) -> None:
@@ -169,7 +169,7 @@ class MasterProbe:
             )
             self._is_over = True
         except ProtocolViolation as error:
-            found.reason, self._is_over = f"what answers there is no master: {error.message}", True
+            found.reason, self._is_over = f"the program there is not a master: {error.message}", True
         else:
             if isinstance(message, CheckAnswer):
                 found.answer = message
@@ -210,10 +210,10 @@ class MasterProbe:
         if mechanism == "CURVE" and self._keys is None:
             return "the run has a secret and this host has none; set ZPCCL_SECRET or ZPCCL_SECRET_FILE to it"
         if mechanism == "CURVE":
-            return "it has another secret or key than this host; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
+            return "its secret or key differs from that of this host; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
         if mechanism == "NULL" and self._keys is not None:
             return "this host has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
-        return "what answers there does not speak ZeroMQ"
+        return "the program there does not speak ZeroMQ"
 
 
 def ask(address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> Reached:

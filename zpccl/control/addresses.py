@@ -224,7 +224,7 @@ def advertised_address(advertise: str, port: int) -> str:
     is_whole = _ADDRESS.match(str(advertise)) is not None
     address = str(advertise) if is_whole else format_address(str(advertise).strip("[]"), port)
     if parse_address(address, what="advertise")[1] == 0:
-        raise InvalidArgument(f"advertise {advertise!r} has port 0, at which nobody can be reached")
+        raise InvalidArgument(f"advertise {advertise!r} has port 0, at which no peer can be reached")
     return address
 
 

@@ -158,7 +158,7 @@ class Dialler:
             target = first.connection.family, first.connection.getpeername()
             dialled += await _all_or_none([self._dial_target(target, hello, secrets) for hello in hellos])
             if len({one.transcript.cipher for one in dialled}) > 1:
-                raise HandshakeError("the other side chose another cipher for each connection")
+                raise HandshakeError("the other side chose different ciphers for the connections")
             may_commit()
             await _all_or_none([self._confirm(one) for one in dialled])
         except BaseException as error:

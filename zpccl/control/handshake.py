@@ -126,7 +126,7 @@ class LinkHello:
             HandshakeError: the bytes are not a valid HELLO.
         """
         if len(data) != HELLO_BYTES:
-            raise HandshakeError(f"{len(data)} bytes where a hello has {HELLO_BYTES}")
+            raise HandshakeError(f"a hello of {len(data)} bytes, not {HELLO_BYTES}")
         magic, version, kind, *rest = _HELLO.unpack_from(data)
         _check(magic, version)
         index, count = rest[4:6]

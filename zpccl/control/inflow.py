@@ -278,7 +278,8 @@ class Inflow:
         connection.mark, connection.mark_drains, connection.has_spoken = connection.received, self._drains, False
         if connection.held > _HELD_BYTES_MAX[connection.standing]:
             what = "a stranger" if connection.standing is Standing.STRANGER else f"a {connection.standing.value}"
-            self._cut(connection, f"it holds {connection.held} bytes without a message, too many for {what}", now_ns)
+            reason = f"it has sent {connection.held} bytes that belong to no complete message, too many for {what}"
+            self._cut(connection, reason, now_ns)
 
     def _judge(self, connection: _Connection, now_ns: int) -> None:
         """Updates the standing of a connection."""
@@ -299,7 +300,8 @@ class Inflow:
         for connection in sorted(found, key=lambda connection: connection.held, reverse=True):
             if total <= bytes_max:
                 break
-            self._cut(connection, f"it holds most of {total} bytes without a message", now_ns)
+            reason = f"it has sent the most of {total} bytes that belong to no complete message"
+            self._cut(connection, reason, now_ns)
             total -= connection.held
 
     def _bound_strangers(self, now_ns: int) -> None:
@@ -310,7 +312,8 @@ class Inflow:
                 break
             self._judge(connection, now_ns)
             if connection in self._unregistered:
-                self._cut(connection, "it has not registered" if is_late else "too many have not registered", now_ns)
+                reason = "it has not registered" if is_late else "too many connections have not registered"
+                self._cut(connection, reason, now_ns)
 
     def _hold_back(self, is_holding_back: bool) -> None:
         """Makes the kernel drop all packets to the listening port, or accept them again."""
@@ -372,7 +375,7 @@ class Duplicates:
             found = socket.socket(fileno=reserved)
             try:
                 if cookie is not None and found.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8) != cookie:
-                    raise OSError(errno.ESTALE, "the descriptor is that of another socket by now")
+                    raise OSError(errno.ESTALE, "the descriptor belongs to another socket now")
                 yield found
             finally:
                 found.detach()

@@ -379,7 +379,8 @@ class LinkBroker:
             if len(self._handshakes) < limits.HANDSHAKES_MAX:
                 return True
             of_host = [task for task, handshake in self._handshakes.items() if handshake.host]
-        self._refusals.add(f"a data connection from {host}: too many others are unfinished", time.monotonic_ns())
+        text = f"a data connection from {host}: too many other handshakes are unfinished"
+        self._refusals.add(text, time.monotonic_ns())
         if not of_host:
             return False
         victim = random.choice(of_host)
@@ -420,21 +421,22 @@ class LinkBroker:
             raise HandshakeError("it is of another run")
         link_key = self._keys.get(hello.sender)
         if link_key is None:
-            raise HandshakeError("its sender is a neighbour no more")
+            raise HandshakeError("its sender is no longer a neighbour")
         check_hello(data, link_key)
         handshake.host, handshake.sender = "", hello.sender
         self._dialler.choose_congestion_control(connection)
         cipher = best_of(self._ciphers, hello.ciphers)
         if cipher is None:
             await self._loop.sock_sendall(connection, encode_refusal(Signal.DISAGREE))
-            raise AuthenticationError(f"no cipher is offered that this side has and takes (encrypt=): {hello.ciphers}")
+            text = f"the other side offers no cipher that this side accepts (encrypt=): {hello.ciphers}"
+            raise AuthenticationError(text)
         private, share = _new_share(cipher is not Cipher.PLAIN)
         transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key, cipher, share)
         await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
         transcript.check(await receive(self._loop, connection, SIGNAL_BYTES), Signal.COMMIT)
         keys = transcript.derive_keys(private, is_dialler=False)
         if hello.sender not in self._keys:
-            raise HandshakeError("its sender is a neighbour no more")
+            raise HandshakeError("its sender is no longer a neighbour")
         if hello.generation:
             return self._join(hello, connection, transcript, keys)
         key = (hello.sender, hello.nonce)

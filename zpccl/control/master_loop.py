@@ -344,7 +344,7 @@ class MasterLoop:
             if descriptor is None or not (routing_id in self._known or self._is_numbered(routing_id)):
                 self._unheard_count += 1
                 if self._unheard_count == 1:  # Logged once, because there may be many.
-                    logger.warning("messages of ZMTP 1.0, or of no connection of a peer, are dropped")
+                    logger.warning("dropping messages of ZMTP 1.0 or from a connection that is not a peer's")
                 continue
             self._traffic.messages_received += len(frames)
             self._traffic.received_bytes += wire_bytes

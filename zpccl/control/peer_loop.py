@@ -547,7 +547,7 @@ class PeerLoop:
             if self._link_ids.get(event.peer) == event.link_id:
                 why = os.strerror(-event.status)
                 is_one_more = event.index >= self._link_ends[event.peer].connections
-                text = f"connection {event.index} to peer {event.peer.hex()} is lost, others are left: {why}"
+                text = f"connection {event.index} to peer {event.peer.hex()} was lost ({why}); the link has others"
                 self._lines.write(logging.DEBUG if is_one_more else logging.INFO, text, now_ns)
                 self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
         elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:

@@ -115,9 +115,9 @@ class HandshakeWatch:
         if kind == zmq.EVENT_ACCEPTED:
             self._addresses[value] = _address_of(value)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._reason = _REASONS.get(value, "it does not speak as a peer")
+            self._reason = _REASONS.get(value, "it does not follow the protocol of a peer")
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._reason = "it went, or fell silent, before it had shown a key"
+            self._reason = "it disconnected or fell silent before it sent a key"
         elif kind == zmq.EVENT_DISCONNECTED:
             address = self._addresses.pop(value, "") or "an unknown address"
             if self._reason:
@@ -126,8 +126,8 @@ class HandshakeWatch:
 
 
 _REASONS: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "its secret or its key of the master is another one",
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it has no secret, or is no peer",
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "its secret or its key of the master is wrong",
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it has no secret, or is not a peer",
 }
 
 

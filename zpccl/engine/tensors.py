@@ -182,7 +182,7 @@ def check_torch(tensor: Any, name: str) -> DataType:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)
     if tensor.is_neg():  # The imaginary part of a conjugate is such a view.
-        raise InvalidArgument(f"{name} is a view whose elements are those in memory, negated; use tensor.resolve_neg()")
+        raise InvalidArgument(f"{name} is a lazily negated view; use tensor.resolve_neg()")
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} is not contiguous; use tensor.contiguous() and copy the result back")
     needed = (tensor.storage_offset() + tensor.numel()) * datatype.itemsize

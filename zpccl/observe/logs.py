@@ -54,7 +54,7 @@ class BoundedLog:
         lines_max: int = getattr(limits, self._lines_max)
         if self._begin_ns is None or now_ns - self._begin_ns >= limits.REFUSALS_LOGGED_INTERVAL_NS:
             if self._suppressed > 0:
-                self._logger.warning("%d more lines were left out before that", self._suppressed)
+                self._logger.warning("%d more lines before this one were left out", self._suppressed)
             self._begin_ns, self._written, self._suppressed = now_ns, 0, 0
         if self._written < (lines_max if level >= logging.WARNING else lines_max // 2):
             self._written += 1

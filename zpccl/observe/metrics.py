@@ -58,8 +58,8 @@ def _state(snapshot: Snapshot) -> Iterator[Metric]:
     yield _by_group("zpccl_members", "Members of the run.", snapshot.members)
     yield _by_group("zpccl_pending_peers", "Peers that wait to be admitted.", snapshot.pending)
     yield GaugeMetricFamily("zpccl_epoch", "Number of the member list.", snapshot.epoch)
-    yield GaugeMetricFamily("zpccl_term", "Number of this master among those of the run.", snapshot.term)
-    text = "1 until it leads a run: after a start, and always at a standby."
+    yield GaugeMetricFamily("zpccl_term", "Number of this master's leadership.", snapshot.term)
+    text = "1 until this master leads a run: after a start, and always at a standby."
     yield GaugeMetricFamily("zpccl_recovering", text, int(snapshot.is_recovering))
     text = "Collectives that wait for votes or links."
     yield GaugeMetricFamily("zpccl_collectives_voting", text, snapshot.collectives_voting)
@@ -92,15 +92,15 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
     yield syncs
     yield CounterMetricFamily(
         "zpccl_sync_sources_dropped",
-        "Sources that fetches of shared state went on without: nothing came, or what did not check.",
+        "Sources that fetches of shared state dropped, because they sent nothing or wrong bytes.",
         snapshot.sources_dropped,
     )
-    losses = CounterMetricFamily("zpccl_peers_lost", "Peers that are gone, pending ones too.", labels=["reason"])
+    losses = CounterMetricFamily("zpccl_peers_lost", "Peers that are gone, pending ones included.", labels=["reason"])
     for loss_reason in LossReason:
         losses.add_metric([loss_reason.value], snapshot.losses.get(loss_reason, 0))
     yield losses
     yield CounterMetricFamily("zpccl_takeovers", "Runs taken over from another master.", snapshot.takeovers)
-    text = "Messages that were none, or not of their sender."
+    text = "Malformed messages, or messages with another sender's peer id."
     yield CounterMetricFamily("zpccl_malformed_messages", text, snapshot.malformed_messages)
 
 
@@ -133,7 +133,7 @@ def _straggling(snapshot: Snapshot, now_ns: int) -> Iterator[Metric]:
 def _network(snapshot: Snapshot) -> Iterator[Metric]:
     """The slowest paths, by the names of their ends; if several paths have the same names, the slowest of them."""
     topology = Topology.of(snapshot.measurements)
-    text = "Rate that a path between two peers has shown, of the slowest ones."
+    text = "Measured rate of a path between two peers, for the slowest paths."
     rates = GaugeMetricFamily("zpccl_path_bytes_per_second", text, labels=["sender", "receiver"])
     text = "Round-trip time of these paths."
     trips = GaugeMetricFamily("zpccl_path_round_trip_seconds", text, labels=["sender", "receiver"])

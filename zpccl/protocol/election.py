@@ -92,7 +92,8 @@ def elect(
             reason = f"revision {offer.revision} is ahead of the run's {revision}; load the state of that revision"
             refuse(peer, Result.INVALID_USAGE, reason)
         elif offer.revision < revision and offer.strategy == SharedStateSyncStrategy.SEND_ONLY:
-            reason = f"SEND_ONLY at revision {offer.revision}, but the run is at {revision}: it would have to receive"
+            where = f"SEND_ONLY at revision {offer.revision}, but the run is at {revision}"
+            reason = f"{where}: this peer would have to receive"
             refuse(peer, Result.INVALID_USAGE, reason)
 
     shape = _elect_shape(standing, revision)
@@ -157,9 +158,8 @@ def free_contents(offer: SyncSpec, fetch: Iterable[FetchEntry]) -> dict[str, byt
 def describe_shape_difference(expected: Shape, found: Shape) -> str:
     """The difference between an offer's shape and the elected one, as a text."""
     if expected.digest_kind != found.digest_kind:
-        return f"the shared state has other digests than that of most peers: digest_kind {found.digest_kind} here, " + (
-            f"{expected.digest_kind} there"
-        )
+        kinds = f"digest_kind {found.digest_kind} here, {expected.digest_kind} there"
+        return f"the shared state uses another digest function than that of most peers: {kinds}"
     wanted, own = {field[0]: field for field in expected.tensors}, {field[0]: field for field in found.tensors}
     missing, extra = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
     if missing or extra:

@@ -41,19 +41,19 @@ def explain(
 
     lines = [f"offers: {_some([candidate(peer) for peer in offers])}"]
     if not election.fetch:
-        return [*lines, f"nobody is elected: {election.why_nobody}"]
+        return [*lines, f"no state is elected: {election.why_nobody}"]
     first, *others = [f"{len(camp)} ({names(camp)})" for camp in election.votes]
     over = f", over {_some(others)}" if others else ""
     why = _why_revision(election, last_revision)
     lines.append(f"revision {election.revision}, {why}; the contents of {first} are elected{over}")
     receivers = {peer: entries for peer, entries in election.fetch.items() if entries}
     if not receivers:
-        return [*lines, "all hold them; nobody receives"]
+        return [*lines, "all peers hold these contents; no peer fetches anything"]
     texts = []
     for peer, entries in receivers.items():
         sizes = {e.key: _size(e.datatype) * e.count for e in offers[peer].entries}
-        texts.append(f"{name_of(peer)} {len(entries)} tensors of {sum(sizes[e.key] for e in entries):,} bytes")
-    return [*lines, f"from {names(election.holders)} receive: {_some(texts)}"]
+        texts.append(f"{name_of(peer)} ({len(entries)} tensors of {sum(sizes[e.key] for e in entries):,} bytes)")
+    return [*lines, f"holders: {names(election.holders)}; receivers: {_some(texts)}"]
 
 
 def _why_revision(election: Election[PeerT], last_revision: int | None) -> str:
@@ -62,7 +62,7 @@ def _why_revision(election: Election[PeerT], last_revision: int | None) -> str:
     if election.revision == last_revision + 1:
         return f"the next after {last_revision}"
     if election.restarted:
-        return f"the highest offered, as nobody continues from {last_revision}"
+        return f"the highest offered, as no peer continues from {last_revision}"
     if election.revision > last_revision:
         return f"the revision of most peers that completed {last_revision}"
     return f"the highest offered, and none is above {last_revision}"

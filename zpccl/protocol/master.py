@@ -81,11 +81,11 @@ from zpccl.protocol.recovery import History, is_plausible
 from zpccl.protocol.stragglers import Stragglers
 from zpccl.protocol.takeover import TakeOver
 
-_YIELDS = "a run that has decided nothing yields to another one"
+_YIELDS = "this run has decided nothing and yields to another run"
 
 _LEFT = "left"
 """The reason in the log for the loss of a peer that sent Leave."""
-_SENT_ON = "goes on to the next master: not all of its host have come"
+_SENT_ON = "is sent to the next master: its host is incomplete here"
 """The reason in the log for the loss of a pending peer that is sent on."""
 
 
@@ -372,7 +372,7 @@ class MasterMachine:
             return self._expect_report(connection, known, hello, now_ns)
         if known is not None:
             if not is_itself:
-                text = f"a connection claims to be {known.name} without its token"
+                text = f"a connection uses the id of {known.name} without its token"
                 self._outbox.log(Level.WARNING, text, of_stranger=True)
                 return self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, "wrong token"))
             self.registry.bind(known, connection)
@@ -477,7 +477,7 @@ class MasterMachine:
 
     def _on_gone_over(self, event: PeerMessageReceived, peer: Peer, now_ns: int) -> None:
         """Removes a peer that has gone over, then handles its Hello like that of an unregistered peer."""
-        self._lose(peer, "has gone over to another run, or waits to be admitted anew", now_ns)
+        self._lose(peer, "has joined another run, or waits to be admitted again", now_ns)
         if self.registry.peers.get(peer.peer_id) is peer:  # Its removal waits until the list is committed.
             return self._refuse_session(event.connection)
         return self._on_message(event, now_ns)
@@ -544,7 +544,7 @@ class MasterMachine:
         return self._outbox.now_ns + int.from_bytes(hello.peer_id[:4], "big") % limits.HOST_WAIT_NS
 
     def _refuse_session(self, connection: Hashable) -> None:
-        reason = "this master does not know the peer: it was removed, or the master was restarted too late"
+        reason = "this master does not know the peer: the peer was removed, or the master came back too late"
         is_final = not self.is_recovering and self.registry.is_committed
         run_id, epoch = (self.run_id, self.registry.epoch) if is_final else (NO_ID, 0)
         self._outbox.reply(connection, Refused(Refusal.UNKNOWN_SESSION, reason, run_id, epoch=epoch))
@@ -630,7 +630,8 @@ class MasterMachine:
         if self.is_recovering:
             return None
         if self._dismissed.pop(connection, None) is not None and not self._may_lead():
-            return self._step_down("a removed member has disconnected, and the other members may be no quorum", now_ns)
+            reason = "a removed member has disconnected, and the other members might not form a quorum"
+            return self._step_down(reason, now_ns)
         peer = self.registry.by_connection.get(connection)
         if peer is None:
             return self._losses.on_closed(is_anyone_here=self._is_anyone_here())
@@ -703,7 +704,8 @@ class MasterMachine:
         master. The first master of the list sends nobody on, so all peers of a host meet there."""
         hosts = {peer.host for peer, apart_ns in self.registry.apart() if now_ns - apart_ns >= limits.HOST_WAIT_NS}
         for peer in [peer for peer in self.registry.connected_pending() if peer.host in hosts]:
-            self._outbox.send(peer, Refused(Refusal.NO_QUORUM, f"not all peers of host {peer.host} have come"))
+            reason = f"some peers of host {peer.host} have not registered at this master"
+            self._outbox.send(peer, Refused(Refusal.NO_QUORUM, reason))
             self._lose(peer, _SENT_ON, now_ns, Level.INFO)
 
     def _may_be_lost(self, peer: Peer) -> bool:
@@ -733,7 +735,8 @@ class MasterMachine:
         if self._leader.needs_quorum and connection is not None and peer.is_member and peer.has_reported:
             self._dismissed[connection] = _Dismissed(peer.peer_id, kick)
         elif not self._may_lose(peer):
-            self._outbox.log(Level.WARNING, f"{peer.name} is not removed, the others are no quorum: {reason}")
+            text = f"{peer.name} is not removed, because the others might not form a quorum: {reason}"
+            self._outbox.log(Level.WARNING, text)
             return False
         else:
             self._outbox.send(peer, kick)
@@ -771,7 +774,7 @@ class MasterMachine:
         if self.registry.peers.get(peer.peer_id) is not peer:
             return
         if not has_left and not self._may_lose(peer):
-            return self._step_down(f"the other members may be no quorum: {peer.name} {reason}", now_ns)
+            return self._step_down(f"the other members might not form a quorum: {peer.name} {reason}", now_ns)
         if peer.is_member and not self._leader.may_change:
             self.registry.bind(peer, None)
             peer.disconnected_ns = now_ns
@@ -927,7 +930,7 @@ class MasterMachine:
     def _turn_away(self, candidate: Candidate, now_ns: int) -> None:
         for connection, is_run_here in candidate.take_turned_away(now_ns):
             if is_run_here:
-                refused = Refused(Refusal.NO_QUORUM, "too few members of the run have found this master")
+                refused = Refused(Refusal.NO_QUORUM, "this master has no quorum of the run's members")
             else:
                 refused = Refused(Refusal.NO_RUN, "this master leads no run", self.run_id)
             self._outbox.reply(connection, refused)
@@ -985,7 +988,8 @@ class MasterMachine:
             if candidate.may_count(hello):
                 self._raise_above(candidate, hello)  # Otherwise the master would step down for it as soon as it leads.
             if len(hello.masters) <= 1:  # A peer that knows other masters is turned away later.
-                self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, "it looks for members of an earlier run"))
+                reason = "this master is looking for members of an earlier run"
+                self._outbox.reply(connection, Refused(Refusal.NO_QUORUM, reason))
 
     def _may_yield_to(self, hello: Hello) -> bool:
         """True for a member of an earlier run, while the run led here has decided nothing."""

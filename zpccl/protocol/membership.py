@@ -237,7 +237,7 @@ class Registry:
         if sizes:
             return f"peers of host {host} differ in host_size: {host_size} and {sizes.pop()}"
         if host and len(others) >= host_size:
-            return f"{host_size} peers of host {host} are waiting already; give another host another name (host=)"
+            return f"all {host_size} peers of host {host} are already waiting; use another host= name for another host"
         return ""
 
     def members_of_broken_hosts(self) -> list[Peer]:

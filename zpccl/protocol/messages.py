@@ -585,7 +585,7 @@ class Measurements(_Message, tag="measurements", frozen=True):
     def __post_init__(self) -> None:
         indexes = {index for path in self.paths for index in (path.sender, path.receiver)}
         if max(indexes | {host.member for host in self.hosts}, default=-1) >= len(self.members):
-            raise ValueError("a path or host is of no member")
+            raise ValueError("a path or host has an index without a member")
 
 
 PeerMessage: TypeAlias = (

@@ -124,7 +124,7 @@ class Tree:
                 way.append(one)
                 one = self.parents[one]
                 if len(way) > len(self.parents):
-                    raise ValueError(f"the parents {self.parents} go in a circle")
+                    raise ValueError(f"the parents {self.parents} form a cycle")
             for one in reversed(way):
                 parent = self.parents[one]
                 depths[one] = depths[parent] + cost(one, parent)

@@ -449,7 +449,7 @@ class Operations:
             earlier, busy = self.pending.get(key), f"tag {key.tag} is in use by another call of this peer"
         else:
             earlier = self._exclusive.get(peer)
-            busy = f"this peer waits in {earlier.key.function} already" if earlier is not None else ""
+            busy = f"this peer is already waiting in {earlier.key.function}" if earlier is not None else ""
         known = earlier.votes.get(peer) if earlier is not None else None
         if earlier is not None and known is not None:
             report = earlier.reports.get(peer)
@@ -777,7 +777,7 @@ class Operations:
         for attempt_id, attempt in self.running.items():
             assert attempt.attempt_id == attempt_id
             survivors = self.present(attempt.calls)
-            assert survivors, "an attempt of nobody"
+            assert survivors, "an attempt without survivors"
             if self._registry.is_committed and have_reported(survivors):
                 assert self._kinds[attempt.key.function].judge(attempt, survivors) is None, "an undecided attempt"
 

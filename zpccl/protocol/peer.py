@@ -157,7 +157,7 @@ LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves if a collective is committed and it lacks the result."""
 
 
-SPLIT = "this peer has committed a collective with the others that their master does not know as committed"
+SPLIT = "this peer and the others committed a collective that their master does not count as committed"
 """Why a peer leaves if the participants have committed an attempt and a master decides otherwise: one is faulty."""
 
 
@@ -313,7 +313,7 @@ class PeerMachine:
             elif call.phase is CallPhase.HELD:
                 assert not self._free([call]) and call.withdrawn is None
             elif call.phase is not CallPhase.COMMITTED:
-                assert not released.block(call), "all calls are held that released ones block"
+                assert not released.block(call), "released calls block a call that is not held"
         waiting = [call.call_id for call in calls if call.withdrawn is not None and not call.has_answer]
         assert sorted(self._release_ns) == sorted(waiting)
 
@@ -402,7 +402,7 @@ class PeerMachine:
         """
         master, is_version = self._masters.address, isinstance(event, events.OtherVersionReceived)
         text = (
-            f"it sent bytes that are no message of a master: {event.reason}"
+            f"it sent bytes that are not a message from a master: {event.reason}"
             if isinstance(event, events.NonsenseReceived)
             else (f"it speaks protocol version {event.version}, this peer {limits.PROTOCOL_VERSION}")
         )
@@ -632,7 +632,8 @@ class PeerMachine:
         missing peers get at least HOST_WAIT_NS to come.
         """
         if missing and missing != self._host_missing:
-            self._log(Level.INFO, f"waiting for {missing} of {self.options.host_size} peers of {self.options.host}")
+            text = f"waiting for {missing} of {self.options.host_size} peers of host {self.options.host} to register"
+            self._log(Level.INFO, text)
         self._host_missing = missing
         due_ns = self._host_deadline_ns
         if due_ns is None:
@@ -714,7 +715,8 @@ class PeerMachine:
             self._is_ready = any(is_update(call) and not call.has_answer for call in self.calls.values())
             self._was_unready = True
             self._miss_master(now_ns)
-            self._log(Level.WARNING, "the run yields to an earlier one, or goes on without it; waiting to be admitted")
+            text = "this peer's run yields to an earlier run, or goes on without this peer; waiting to be admitted"
+            self._log(Level.WARNING, text)
             self._acceptor.release()
         self._acceptor.on_disconnected()
         self._send(self._hello())
@@ -834,10 +836,10 @@ class PeerMachine:
                 self._on_silent_master(now_ns)
             else:
                 seconds = self.options.master_timeout_ns // limits.SECOND
-                self._close(self._unreachable(f"it has been away for {seconds} s"))
+                self._close(self._unreachable(f"none has led the run for {seconds} s"))
         if self._acceptor.is_led and self._host_deadline_ns is not None and now_ns >= self._host_deadline_ns:
             seconds = limits.HOST_TIMEOUT_NS // limits.SECOND
-            self._close(self._incomplete_host(f"have not come within {seconds} s"), send_leave=True)
+            self._close(self._incomplete_host(f"have not registered within {seconds} s"), send_leave=True)
         if self.state in (State.MEMBER, State.RETURNING):
             self._release_due(now_ns)
         if self._masters.is_due(now_ns):
@@ -845,11 +847,14 @@ class PeerMachine:
             self._switch_master(now_ns)
 
     def _on_silent_master(self, now_ns: int) -> None:
-        reason = "something listens, but it does not answer as a master"
+        reason = "a program listens there but does not answer as a master"
         self._deadline_ns = None
         if self._why_not_led:
             master = self._masters.address
-            text = f"{master} leads no run: {self._why_not_led}; are these running, and can they reach that master?"
+            text = (
+                f"{master} leads no run: {self._why_not_led}; "
+                "are those members running, and can they reach that master?"
+            )
             return self._close(MasterUnreachable(text, address=master))
         if not self._masters.has_others:
             return self._close(self._unreachable(reason))

@@ -46,7 +46,7 @@ _NO_ZMQ = "the server there does not speak ZeroMQ"
 _KEY_REFUSED = "it does not allow the key of this peer; is its public key in the allow list of the master?"
 _NEEDS_SECRET = "the run has a secret and this peer has none; set ZPCCL_SECRET or secret= to that of the run"
 _HAS_NO_SECRET = "this peer has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
-_OTHER_SECRET = "it has another secret or key than this peer was given; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
+_OTHER_SECRET = "its secret or key differs from the one given to this peer; compare ZPCCL_SECRET or ZPCCL_MASTER_KEY"
 _HANDSHAKE_LEFT_NS = limits.REGISTRATION_TIMEOUT_NS - limits.CONNECT_TIMEOUT_NS // 2
 """If more of the time is left, the server has rejected the handshake; if less, libzmq has waited in vain."""
 

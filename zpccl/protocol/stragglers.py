@@ -178,7 +178,7 @@ class Stragglers:
                 here = {peer: since_ns for peer, since_ns in stragglers.items() if peer.has_reported}
                 late = [peer for peer, since_ns in here.items() if now_ns - since_ns >= timeout_ns]
                 for peer in late:
-                    overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and it did not vote")
+                    overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and this peer did not vote")
                 due_ns = [since_ns + timeout_ns for peer, since_ns in here.items() if peer not in late]
                 next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Peers held up now are not late before that.
             self._check_no_later(next_ns)
@@ -208,7 +208,7 @@ class Stragglers:
             elif key in self._awaited:
                 awaited[key] = self._awaited[key]  # That list is not committed yet.
             if (is_over or next_ns <= now_ns) and index < limits.STRAGGLER_LINES_MAX:
-                how = "; their calls are ended" if is_over else ""
+                how = "; the master ends their calls" if is_over else ""
                 text = f"{deadlock.describe()}; since {(now_ns - began_ns) // limits.SECOND} s{how}"
                 self._outbox.log(Level.WARNING, text[: limits.TEXT_CHARS_MAX])
             if is_over:

@@ -76,7 +76,7 @@ class TakeOver:
         self._rounds.answer_missed()
         for peer in without:
             if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
-                reason = "the others went on without it, as the former master had removed it"
+                reason = "the other members went on without it, because the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
 
     def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:

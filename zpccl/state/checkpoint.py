@@ -161,7 +161,7 @@ def _write_all(descriptor: int, data: bytes | memoryview) -> None:
 def _replacing(target: str) -> Iterator[int]:
     """Opens a new file, which replaces the target at the end of the block; it is deleted if the block fails."""
     if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EISDIR if os.path.isdir(target) else errno.EINVAL, "it is there, and no regular file")
+        raise OSError(errno.EISDIR if os.path.isdir(target) else errno.EINVAL, "it exists and is not a regular file")
     name = target + ".partial"
     descriptor = _create_locked(name)
     try:
@@ -235,7 +235,7 @@ def _open_regular(target: str) -> Iterator[BufferedReader]:
     # O_NONBLOCK: opening a pipe would wait for its writer.
     with open(target, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         yield file
 
 
@@ -248,7 +248,7 @@ def _read_header(file: BufferedReader) -> tuple[dict[str, str], _Rows]:
             rows = {name: (tensor.get_dtype(), tensor.get_shape()) for name, tensor in tensors.items()}
             metadata = opened.metadata() or {}
     except SafetensorError as error:
-        raise _damaged(file, f"it is no safetensors file, or a damaged one: {error}") from error
+        raise _damaged(file, f"it is not a safetensors file, or it is damaged: {error}") from error
     file.seek(8 + int.from_bytes(file.read(8), "little"))  # Skip the length of the header and the header.
     return metadata, rows
 
@@ -274,7 +274,7 @@ def _check_tensors(tensors: Mapping[str, Region], rows: _Rows, metadata: Mapping
     missing, extra = sorted(tensors.keys() - rows.keys()), sorted(rows.keys() - tensors.keys())
     if missing or extra:
         raise InvalidArgument(
-            f"the checkpoint is of other tensors; missing in the file: {missing[:8]}, only in the file: {extra[:8]}"
+            f"the checkpoint has other tensors; missing in the file: {missing[:8]}, only in the file: {extra[:8]}"
         )
     for name, (dtype, shape) in rows.items():
         wanted, count, found = _DTYPES[tensors[name].datatype], tensors[name].count, math.prod(shape)
@@ -333,9 +333,9 @@ def _real_path(path: str | os.PathLike[str]) -> str:
     except TypeError:
         raise InvalidArgument(f"a path is a text or an os.PathLike, not a {type(path).__name__}") from None
     except UnicodeError:  # A lone surrogate.
-        raise InvalidArgument(f"{path!a} is no path of a file") from None
+        raise InvalidArgument(f"{path!a} is not the path of a file") from None
     if not text or "\0" in text:
-        raise InvalidArgument(f"{text!r} is no path of a file")
+        raise InvalidArgument(f"{text!r} is not the path of a file")
     with _system_errors(text):  # The working directory may have been removed.
         return os.path.realpath(text)
 

@@ -82,7 +82,7 @@ def decode_into(payload: Any, destination: memoryview) -> None:
     form, body, size = bytes(payload[:1]), payload[1:], len(destination)
     if form == _RAW:
         if len(body) != size:
-            raise DamagedBlock(f"a block of {len(body)} bytes where {size} were due")
+            raise DamagedBlock(f"a block of {len(body)} bytes instead of {size}")
         destination[:] = body
     elif form == _CONSTANT:
         if len(body) != _PATTERN_BYTES or size < _CONSTANT_BYTES_MIN:
@@ -90,13 +90,13 @@ def decode_into(payload: Any, destination: memoryview) -> None:
         _repeat(body, destination)
     elif form == _BLOSC2:
         if not _is_ours(body, size):
-            raise DamagedBlock(f"a compressed block with a header that no block of {size} bytes has")
+            raise DamagedBlock(f"a compressed block whose header does not fit a block of {size} bytes")
         try:
             blosc2.decompress2(body, dst=destination, nthreads=1)
         except (RuntimeError, ValueError) as error:
             raise DamagedBlock(f"a block that cannot be decompressed: {error}") from None
     else:
-        raise DamagedBlock("a block in a form that is not known")
+        raise DamagedBlock("a block in an unknown form")
 
 
 def _is_ours(chunk: Any, size: int) -> bool:

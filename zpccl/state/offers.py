@@ -207,7 +207,7 @@ class LentRegion(Region):
 
     def write(self, offset: int, data: Any) -> None:
         """Never called: an offer is not written."""
-        raise AssertionError("an offer is not written")
+        raise AssertionError("an offer is never written to")
 
     def address_range(self) -> tuple[str, int, int]:
         """The memory range of the tensor, not of the copy."""
@@ -313,7 +313,7 @@ class Offer:
                 _say(engine, peer, MessageKind.TOLD, self.number, self._catalog)
             transfer.run()
         except Exception:
-            logger.exception("an offer of state ends: this is a bug in zpccl")
+            logger.exception("an offer of state failed; this is a bug in zpccl")
         finally:
             try:
                 self.end()
@@ -446,7 +446,7 @@ class Prefetch:
         """A member has sent the catalog of its offer; None: it offers nothing."""
         with self._lock:
             if catalog is not None and not self._suits(catalog):
-                text = f"peer {peer.hex()} offers another state than was asked for"
+                text = f"peer {peer.hex()} offers a state with other keys, types, sizes or options"
                 self._lines.write(logging.WARNING, text, time.monotonic_ns())
                 catalog = None
             if self._gone.get(peer) == number:  # The end of this offer has come before its catalog.
@@ -722,7 +722,7 @@ class Offers:
                 catalog = _decoder.decode(data[_HEAD.size :])
                 number |= FREE_CHANNEL  # A peer must not make this one open any other channel.
             if number == DIGEST_CHANNEL:
-                raise struct.error("the number of no offer")
+                raise struct.error("not the number of an offer")
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
             if peer not in self._malformed:
                 self._malformed.add(peer)

@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[int, int]
 LIST = -1
 """In place of the index of a block: the list of the digests of all blocks."""
 
-HAS_NOTHING = "it has nothing of what is missing"
+HAS_NOTHING = "it has none of the missing blocks"
 """Reason for dropping a partial seed that waits like its fetcher: neither it nor the link to it is at fault."""
 
 _ASKERS_MAX = 2
@@ -338,7 +338,7 @@ class Swarm:
         for source in list(self._sources.values()):
             is_spared = complete - source.is_complete == 0
             if source.asked and now_ns - source.moved_ns >= _timeout_ns(is_spared):
-                self.drop(source.peer, "nothing that it was asked for has come for too long")
+                self.drop(source.peer, "it has sent none of the requested blocks for too long")
                 self._moved_ns = now_ns  # The others have not been asked for its blocks yet.
         is_idle = not self._checking and not any(source.asked for source in self._sources.values())
         if is_idle and now_ns - self._moved_ns >= limits.STATE_STALL_TIMEOUT_NS:

@@ -340,7 +340,7 @@ class StateTransfer:
         self._add(self._swarm, self._contents.want(plan.fetch))
         for peer in plan.partial_seeds:
             if not self._tell(peer, Want()):
-                self._drop(peer, "it cannot be asked")
+                self._drop(peer, "requests cannot be sent to it")
 
     def _add(self, swarm: Swarm, places: Iterable[Place]) -> None:
         swarm.add((place, self._contents.size_of(place)) for place in places)
@@ -349,7 +349,7 @@ class StateTransfer:
         for peer, places in swarm.ask(now_ns).items():
             for ranges in in_messages(ranges_of(places)):
                 if not self._tell(peer, Request(ranges)):
-                    self._drop(peer, "it cannot be asked")
+                    self._drop(peer, "requests cannot be sent to it")
                     break
 
     def _drop(self, peer: bytes, reason: str) -> None:
@@ -359,7 +359,7 @@ class StateTransfer:
 
     def _log_dropped(self, swarm: Swarm) -> None:
         for peer, reason in list(swarm.dropped.items())[self._logged :]:
-            logger.warning("peer %s is not asked for state any more: %s", peer.hex(), reason)
+            logger.warning("no longer requesting state from peer %s: %s", peer.hex(), reason)
             self._logged += 1
 
     def _on_list(self, peer: bytes, message: BlockList) -> None:
@@ -392,7 +392,7 @@ class StateTransfer:
                     missing = swarm.bytes_expected - swarm.bytes_done
                     arrivals.append(self._contents.expect(place, begin, end, missing))
                 except (OSError, MemoryError):
-                    self._fail("there is no memory for the state that is fetched")
+                    self._fail("not enough memory for the fetched state")
                     return False
         if arrivals and len(view) > _INLINE_BYTES:
             self._workers.submit(lambda: self.mailbox.put(self._check_body(peer, body, arrivals)))
@@ -427,7 +427,7 @@ class StateTransfer:
             self._swarm.on_checked(result.peer, arrival.place)
             self._news.append(arrival.place)
         if result.error is not None:
-            return self._fail(f"what came cannot be checked: {result.error!r}")
+            return self._fail(f"the received blocks cannot be verified: {result.error!r}")
         for arrival in result.others:
             self._swarm.on_checked(result.peer, arrival.place, result.wrong)
         return None
@@ -444,7 +444,7 @@ class StateTransfer:
             self._is_reported = True
             fault, reason = dropped[-1] if dropped else (None, HAS_NOTHING)
             if reason == HAS_NOTHING:
-                fault, reason = None, "nobody that is left has what is missing"
+                fault, reason = None, "no remaining source has the missing blocks"
             self._report(self._plan.attempt_id, reason, fault, dropped)
 
     def _fail(self, reason: str) -> None:

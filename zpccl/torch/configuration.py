@@ -106,7 +106,7 @@ class Configuration:
             if before is not None:
                 before.wait(timeout.total_seconds())  # Its own Work reports its outcome.
             if self.communicator.world_size < self.size:
-                raise PeerLost(f"{self.communicator.world_size} of {self.size} ranks are left")
+                raise PeerLost(f"only {self.communicator.world_size} of {self.size} ranks remain")
             handle = launch(self.communicator, tag)
         except InvalidArgument:
             raise  # All ranks get the same error, or this one may still issue the call that the others wait for.

@@ -58,7 +58,7 @@ class Handle:
         else:
             host, port = parse_address(address, what="handle")
             if not secret:
-                raise InvalidArgument(f"{first!r} is no handle of zpccl")
+                raise InvalidArgument(f"{first!r} is not a handle of zpccl")
             try:
                 store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
             except RuntimeError as error:

@@ -180,9 +180,9 @@ class ProcessGroup(dist.ProcessGroup):
         own = self._own_handle()
         handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
         if own.text not in handles or len(set(handles)) < len(handles):
-            raise InvalidArgument(f"handles must be different, and {own.text} one of them; they are {handles}")
+            raise InvalidArgument(f"handles must be different and include {own.text}; they are {handles}")
         timeout = opts.timeout or self.timeout
-        self._configuration.leave(InvalidUsage("the process group is given other ranks"), is_orderly=True)
+        self._configuration.leave(InvalidUsage("the process group was given other ranks"), is_orderly=True)
         store = own.store(opts.uuid, handles[0], timeout)
         members = meet(store, handles.index(own.text), len(handles), timeout, is_default=False)
         self._configuration = Configuration(members)
@@ -238,7 +238,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _own_handle(self) -> Handle:
         if self._handle is None:
-            raise InvalidUsage("a process group gets other ranks only if it was made by enable_reconfigure=True")
+            raise InvalidUsage("only a process group made with enable_reconfigure=True can get other ranks")
         return self._handle
 
     # --- Issuing ----------------------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ class ProcessGroup(dist.ProcessGroup):
         _check_dtype(output, input)
         if not output_split_sizes and not input_split_sizes:
             _check_count(output.numel(), input.numel(), "output elements")
-            _check_count(input.numel() % self._size, 0, "elements beyond equal parts")
+            _check_count(input.numel() % self._size, 0, "elements that do not fit into equal parts")
             rows = self._in_row_order(_bytes_if_needed(input)).view(self._size, -1)
             return self._issue(
                 self._exchange(rows, lambda rows: _copy(output, self._in_rank_order(rows))), [output], opts
@@ -532,12 +532,12 @@ class ProcessGroup(dist.ProcessGroup):
         Raises:
             InvalidUsage: always.
         """
-        raise InvalidUsage("zpccl receives from a rank that is named; give recv a source")
+        raise InvalidUsage("zpccl cannot receive from an unspecified rank; give recv a source")
 
     def _transfer(self, tensors: list[Any], other: int, tag: int, *, is_sender: bool) -> Work:
         (tensor,) = tensors
         if other == self._rank or not 0 <= other < self._size:
-            raise InvalidArgument(f"rank {other} is not another one of {self._size} ranks")
+            raise InvalidArgument(f"rank {other} is not another rank of this group of {self._size}")
         memory = _contiguous(_bytes_if_needed(tensor))
         check_torch(memory, "the tensor")
         if memory.numel() == 0:
@@ -551,7 +551,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _in_row_order(self, tensor: Any) -> Any:
         """The parts of a tensor, one for each rank, in the order of rows. Not always a copy."""
-        _check_count(tensor.numel() % self._size, 0, "elements beyond equal parts")
+        _check_count(tensor.numel() % self._size, 0, "elements that do not fit into equal parts")
         memory = _contiguous(tensor)
         if self._configuration.is_in_order or memory.numel() == 0:
             return memory
@@ -645,7 +645,7 @@ def _overlap(one: Any, other: Any) -> bool:
 
 
 def _even(tensor: Any, parts: int) -> list[int]:
-    _check_count(tensor.size(0) % parts, 0, "rows beyond equal parts")
+    _check_count(tensor.size(0) % parts, 0, "rows that do not fit into equal parts")
     return [tensor.size(0) // parts] * parts
 
 

@@ -122,7 +122,7 @@ def claimed(store: Any, who: str) -> Any:
         InvalidUsage: `who` has met others in it before.
     """
     if store.add(f"came/{who}", 1) > 1:
-        raise InvalidUsage("this number is already used: the same ranks have met, or tried to, under it")
+        raise InvalidUsage("this number is already used: the same ranks have met, or tried to meet, with it")
     return store
 
 
@@ -215,7 +215,7 @@ def _admit_all(communicator: Communicator, size: int, job: str, deadline: float)
         if communicator.are_peers_pending():
             communicator.update_topology()
         elif time.monotonic() > deadline:
-            raise OperationTimeout(f"{communicator.world_size} of {size} ranks have joined in time")
+            raise OperationTimeout(f"only {communicator.world_size} of {size} ranks have joined in time")
         else:
             time.sleep(limits.TORCH_JOIN_INTERVAL_NS / limits.SECOND)
 

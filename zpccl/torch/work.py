@@ -103,7 +103,8 @@ class Work(dist.Work):
                 error = part.handle.exception() or InternalError("the collective failed without an error")
                 self._fail(PeerLost(error.message) if isinstance(error, TooFewPeers) else error)
             elif info is not None and info.local_world_size != self._size:
-                self._fail(PeerLost(f"{info.local_world_size} of {self._size} ranks were left in the collective"))
+                text = f"only {info.local_world_size} of {self._size} ranks took part in the collective"
+                self._fail(PeerLost(text))
         with self._finishing:
             if self._error is not None:
                 raise copy.copy(self._error)  # Raising modifies the error, and several threads may raise it.

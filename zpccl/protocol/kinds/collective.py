@@ -229,7 +229,9 @@ class Collectives(Kind[Reduction]):
             reason = f"{len(votes)} peers are in the group, and min_world_size is {needed}; wait for others"
             self._operations.refuse(key, Result.TOO_FEW_PEERS, reason)
         elif (rows := max(spec.rows for spec in specs.values())) > len(votes):
-            reason = f"tag {key.tag}: send has rows for {rows} peers, and {len(votes)} are left; make new rows"
+            reason = (
+                f"tag {key.tag}: send has rows for {rows} peers, but the group has only {len(votes)}; make new rows"
+            )
             self._operations.refuse(key, Result.RANK_CONNECTION_LOST, reason)
         elif (difference := find_difference(specs)) is not None:
             name, values = difference
@@ -465,7 +467,7 @@ class Collectives(Kind[Reduction]):
         # Reports of lost peers count too: if two results differ, one is wrong, and it may be a survivor's.
         digests = ", ".join(
             f"{peer.name}: {report.digest:016x}"
-            + (f", and hears of {report.other_digest:016x}" if report.other_digest is not None else "")
+            + (f", but another peer told it {report.other_digest:016x}" if report.other_digest is not None else "")
             for peer, report in attempt.reports.items()
         )
         return Verdict(Result.INTERNAL_ERROR, f"results differ: {digests}")
@@ -541,12 +543,13 @@ def _in_order(order: list[Peer], kind: int, specs: dict[Peer, CollectiveSpec]) -
 def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
     """Why the links allow no plan, though they connect all peers."""
     one, other = broken[0]
-    more = f" and of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
+    more = f", and those of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
     what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
     needs = "around a ring of all peers"
     if spec.kind == CollectiveKind.ALL_REDUCE:
-        needs += ", or of one peer with all others"  # Only wide sums come here: for others, any trees would do.
-    return f"this {what} needs data connections {needs}; that of {one.name} and {other.name}{more} is down"
+        needs += ", or between one peer and all others"  # Only wide sums come here: for others, any trees would do.
+    down = f"the connection between {one.name} and {other.name} is down{more}"
+    return f"this {what} needs data connections {needs}; {down}"
 
 
 _COMPARED = ("kind", *(name for name in CollectiveSpec.__struct_fields__ if name not in ("kind", "is_root")))

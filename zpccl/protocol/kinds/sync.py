@@ -40,7 +40,7 @@ from zpccl.protocol.operation import SYNC, Attempt, Key, Kind, Operations, Verdi
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.sources import Sources, find_sources, left_out
 
-NOBODY_LEFT = "nobody is left to fetch from"
+NOBODY_LEFT = "no source is left to fetch from"
 """The reason for aborting a sync after a loss."""
 
 
@@ -135,8 +135,8 @@ class StateSyncs(Kind[Transfer]):
             if election.restarted:
                 self._outbox.log(
                     Level.WARNING,
-                    f"group {group}: nobody continues from revision {self.last_revision[group]}; the highest revision "
-                    f"offered, {election.revision}, is taken",
+                    f"group {group}: no peer continues from revision {self.last_revision[group]}; taking the highest "
+                    f"revision offered, {election.revision}",
                 )
             if not election.fetch:
                 self._refuse(election.refused, calls, ())
