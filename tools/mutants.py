@@ -1313,6 +1313,30 @@ removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tes
   L3: a plan waits for a link as the network of all breaks, and a member is removed for that
   - overdue and self._losses.network is not NetworkState.UP
   + False
+removed-for-links-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
+  L3: a plan has waited for a link during an outage of all, and a member is removed before the link can come up
+  - self.operations.wait_again(now_ns)
+  + pass
+straggler-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
+  L3: all are away for longer than the straggler timeout, and a member is removed because it did not vote
+  - self._losses.network is NetworkState.UP
+  + True
+straggler-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
+  L3: all were away for nearly the straggler timeout, and a member is removed before it can repeat its vote
+  - peer.answered_ns = now_ns
+  + pass
+link-that-broke-before-a-take-over-shows-a-loss: protocol.master:MasterMachine._recognise (unit tests)
+  S6: a link that broke while all looked for a master is noticed late, and a member is removed
+  - peer.back_ns = self._outbox.now_ns
+  + pass
+only-the-last-one-is-a-witness: protocol.master:MasterMachine._on_linked (unit tests)
+  L1: the last link to a dead far peer is that of a member that was away shortly before, and the master goes on waiting
+  - other.disconnected_ns is not None
+  + other.disconnected_ns is not None and self._losses.is_witness(peer, other)
+outages-cost-a-link: protocol.kinds.collective:Collectives._blame (unit tests)
+  L2: two outages of all break one long attempt each; the link counts as down, and a member is removed
+  - end.back_ns is not None and end.back_ns >= (attempt.begun_ns or 0)
+  + False
 late-break-costs-all-of-an-attempt: protocol.kinds.collective:Collectives._blame (unit tests)
   L2: a link that broke once, late in a long attempt, counts as down
   - min(cost_ns, limits.STALL_TIMEOUT_NS)

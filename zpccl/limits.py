@@ -422,8 +422,8 @@ PATH_TIMEOUT_NS = 6 * SECOND
 """A link whose other end acknowledges nothing for this long is lost. Below STALL_TIMEOUT, so that the two ends of a
 broken path report it before the rest of the ring stalls."""
 WITNESS_AFTER_NS = PATH_TIMEOUT_NS + 2 * CUT_OFF_SPREAD_NS
-"""For this long after a member has reconnected, a lost link at either end of it does not show that a peer is lost: the
-link may have broken while the member was disconnected, and be noticed only now."""
+"""If a peer disconnects within this time after it or another member has reconnected or reported to a new master, a lost
+link between the two does not show that it is lost: the link may have broken before, and be noticed only now."""
 DATA_MESSAGE_BYTES_MAX = 8 * MIB
 """One message on a data link (a block of state, with its header)."""
 DATA_MESSAGES_QUEUED_BYTES_MAX = 64 * MIB

@@ -337,6 +337,43 @@ def test_nobody_is_removed_for_links_while_all_are_away() -> None:
     assert bench.names() == "ab"
 
 
+def test_nobody_is_removed_for_links_just_after_all_were_away() -> None:
+    """L3: the plan has waited 10 s by then, but no link could come up."""
+    bench = bench_of("a", "b")
+    unlink(bench, "ab")
+    for name in "ab":
+        bench.begin(name, 1)
+    for name in "ab":
+        bench.disconnect(name)
+    bench.now_ns += limits.LINK_WAIT_TIMEOUT_NS - 1
+    for name in "ab":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(1)
+    assert bench.names() == "ab"
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "a"  # As usual.
+
+
+def test_outages_that_break_one_attempt_after_the_other_remove_nobody() -> None:
+    """L2: two peers, all of whose links are open again."""
+    bench = bench_of("a", "b")
+    for call in (1, 2):
+        for name in "ab":
+            bench.begin(name, call)
+        bench.tick(limits.STALL_TIMEOUT_NS)
+        for name in "ab":
+            bench.disconnect(name)
+        bench.tick(limits.SECOND)
+        for name, other in ("ab", "ba"):
+            bench.hello(name, welcomed=True, connection=1 + call)
+            bench.say(name, Linked(()))
+            bench.finish(name, call, call, ok=False, digest=0, fault=pid(other), reason="link broke")
+        bench.link("a", "b")
+    for name in "ab":
+        bench.begin(name, 3)
+    assert bench.machine.operations.running and not bench.machine.operations.pending
+
+
 def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
     """L2: two peers, after a minute of a large tensor. The link is back when they call again."""
     bench = bench_of("a", "b")

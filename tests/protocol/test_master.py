@@ -461,6 +461,20 @@ def test_a_link_that_broke_while_an_end_was_away_is_noticed_late(bench: MasterBe
     assert bench.names() == "abc"
 
 
+@pytest.mark.parametrize("order", ["ac", "ca"])
+def test_a_far_peer_that_dies_is_lost_whoever_says_so_last(bench: MasterBench, order: str) -> None:
+    """L1: a was away shortly before, so its link is no sign; but it is the last link, and c is a witness."""
+    bench.members("a", "b", "c")
+    bench.hello("b", welcomed=True, handshake_ms=900)
+    bench.say("b", Linked(pids("ac")))
+    bench.tick(limits.WITNESS_AFTER_NS)
+    bench.hello("a", welcomed=True, connection=2)
+    bench.disconnect("b")
+    for name in order:
+        bench.say(name, Linked(pids("ac".replace(name, ""))))
+    assert bench.names() == "ac"
+
+
 def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
     """L3: a link breaks, and then the network of all. The master misses both ends of the link before c."""
     bench.members("a", "b", "c")

@@ -1286,3 +1286,18 @@ def test_a_connection_reports_for_one_peer(bench: TakeOver) -> None:
     told = bench.say("a", report_of("b", "ab"))
     assert [message.refusal for _, message in told] == [Refusal.UNKNOWN_SESSION]
     assert bench.machine.is_recovering
+
+
+def test_a_link_that_broke_before_the_master_died_is_noticed_late() -> None:
+    """S6: an outage of all ended the former master, too; the next outage begins as a notices that its link broke."""
+    bench = TakeOver()
+    for name in "abc":
+        bench.report(name, "abc")
+    bench.link("a", "b", "c")
+    bench.tick(limits.PATH_TIMEOUT_NS)
+    bench.say("a", Linked(pids("c")))
+    bench.tick(SECOND)
+    bench.disconnect("b")
+    assert bench.names() == "abc"
+    bench.tick(limits.DISCONNECT_GRACE_NS)
+    assert bench.names() == "ac", "L1"

@@ -519,11 +519,23 @@ def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are
         bench.report(name, "abc")
     bench.see("a", "c")
     bench.link("a", "b", "c")
+    bench.tick(limits.WITNESS_AFTER_NS)
     bench.disconnect("b")
     bench.say("a", Linked(pids("c")))
     assert bench.names() == "abc"
     bench.say("c", Linked(pids("a")))
     assert bench.names() == "ac"
+
+
+def test_a_link_that_broke_before_the_take_over_is_noticed_late(bench: Standby) -> None:
+    """S6: b is away for a moment just after a notices that its link to b broke while both looked for a master."""
+    lead(bench, "abc")
+    bench.link("a", "b", "c")
+    bench.tick(limits.PATH_TIMEOUT_NS)
+    bench.say("a", Linked(pids("c")))
+    bench.tick(limits.SECOND)
+    bench.disconnect("b")
+    assert bench.names() == "abc"
 
 
 ELSEWHERE: dict[str, Any] = {"run_id": b"another run.....", "promised": 9, "leader": b"of that run....."}

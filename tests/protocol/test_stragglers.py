@@ -468,3 +468,21 @@ def test_an_operation_in_a_deadlock_of_rounds_can_be_ended() -> None:
     bench.say("a", offer(1, 0))
     bench.machine.operations.refuse(Key(SYNC, 0), Result.INVALID_USAGE, "why")
     assert bench.peer("a").answers[1] == Decision(1, Result.INVALID_USAGE, reason="why")
+
+
+@pytest.mark.parametrize("seconds", [TIMEOUT // limits.SECOND - 1, 2 * TIMEOUT // limits.SECOND])
+def test_who_cannot_vote_in_an_outage_of_all_is_no_straggler(seconds: int) -> None:
+    """L3: b and c are removed only if they do not vote once all are back."""
+    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench.begin("a", 1)
+    for name in "abc":
+        bench.disconnect(name)
+    for _ in range(seconds):
+        bench.tick(limits.SECOND)
+    assert bench.names() == "abc"
+    for name in "abc":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(TIMEOUT - 1)
+    assert bench.names() == "abc"
+    bench.tick(1)
+    assert bench.names() == "a"

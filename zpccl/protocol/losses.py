@@ -95,10 +95,12 @@ class Losses:
         """A member that had not sent Leave was lost."""
         self._last_loss_ns = now_ns
 
-    def settle(self) -> None:
-        """To be called after every event."""
-        if self.network is not NetworkState.UP and all(peer.connection is not None for peer in self._registry.order):
-            self.network = NetworkState.UP
+    def settle(self) -> bool:
+        """To be called after every event. True once after all members have connected again."""
+        if self.network is NetworkState.UP or any(peer.connection is None for peer in self._registry.order):
+            return False
+        self.network = NetworkState.UP
+        return True
 
     def loss_ns(self, peer: Peer, *, may_be_elsewhere: bool) -> int | None:
         """When a disconnected peer is lost; None while that is not known.

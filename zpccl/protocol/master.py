@@ -582,9 +582,8 @@ class MasterMachine:
             if not is_witness or not other.linked >> peer.slot & 1:
                 continue
             other.witnesses[peer.peer_id] = now_ns
-            is_lost = other.disconnected_ns is not None and self._losses.is_witness(peer, other)
-            if is_lost and self._losses.is_given_up(other, may_be_elsewhere=self._is_new_here(other)):
-                self._lose(other, f"lost its connections to the master and to {peer.name}", now_ns)
+            if other.disconnected_ns is not None:
+                self._lose_if_seen(other, now_ns)
         self.operations.on_links_changed(now_ns)
 
     def _on_acknowledgement(self, peer: Peer, message: Acknowledgement, now_ns: int) -> None:
@@ -643,8 +642,14 @@ class MasterMachine:
         is_only = not self._leader.needs_quorum
         if is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
+        self._lose_if_seen(peer, now_ns)
+
+    def _lose_if_seen(self, peer: Peer, now_ns: int) -> None:
+        """Removes a disconnected peer if lost links show that it is lost."""
+        if not self._losses.is_given_up(peer, may_be_elsewhere=self._is_new_here(peer)):
+            return
         witnesses = [other for other in self.registry.members(peer.group) if self._losses.is_witness(other, peer)]
-        if witnesses and self._losses.is_given_up(peer, may_be_elsewhere=self._is_new_here(peer)):
+        if witnesses:
             self._lose(peer, f"lost its connections to the master and to {names(witnesses)}", now_ns)
 
     def _is_anyone_here(self) -> bool:
@@ -695,7 +700,8 @@ class MasterMachine:
                 if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
                     self.operations.wait_again(now_ns)
             self._remove_broken_hosts(now_ns)  # Without these, the rest of the next group may be connected.
-        for peer, reason in self._stragglers.tick(now_ns, self.options.straggler_timeout_ns):
+        late = self._stragglers.tick(now_ns, self.options.straggler_timeout_ns)
+        for peer, reason in late if self._losses.network is NetworkState.UP else ():
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
         self._announce_epoch(now_ns)
 
@@ -825,7 +831,10 @@ class MasterMachine:
                 who = names(first)
                 self._outbox.log(Level.INFO, f"epoch {self.registry.epoch + 1}: admitting {who} to an empty run")
                 self._admit(first, now_ns)
-        self._losses.settle()
+        if self._losses.settle():  # Links come up again, and members repeat their votes, only from now on.
+            self.operations.wait_again(now_ns)
+            for peer in self.registry.order:
+                peer.answered_ns = now_ns
         self.operations.evaluate(now_ns)
         while self.operations.needs_new_list:
             self.registry.renew()
@@ -1158,6 +1167,7 @@ class MasterMachine:
         peer.addresses, peer.token = with_seen_address(hello.addresses, event.host), hello.token
         peer.connection_count, peer.phase, peer.disconnected_ns = hello.connection, PeerPhase.REPORTED, None
         peer.host, peer.host_size, peer.answered_ns = hello.host, hello.host_size, self._outbox.now_ns
+        peer.back_ns = self._outbox.now_ns
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.bind(peer, event.connection)
 

@@ -107,11 +107,11 @@ class Peer:
     acknowledged: int = 0
     """The epoch of the last list of this master that it has accepted."""
     answered_ns: int = 0
-    """When the last answer to one of its calls was sent; after a take-over, when it reported."""
+    """When its last call was answered; after a take-over, when it reported; after an outage, when all were back."""
     witnesses: dict[bytes, int] = field(default_factory=dict)
     """Members that have lost their link to this peer since its last report of its links, and when they lost it."""
     back_ns: int | None = None
-    """When it last connected again."""
+    """When it last connected again, or reported to this master; None: it has been connected since it registered."""
     open_calls: dict[int, Key] = field(default_factory=dict)
     """Calls that wait for their answer, by call id: the operation of each."""
     answers: dict[int, Decision] = field(default_factory=dict)

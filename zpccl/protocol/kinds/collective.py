@@ -425,6 +425,8 @@ class Collectives(Kind[Reduction]):
             self._unexplained.discard(attempt.attempt_id)
             cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
             cost_ns = min(cost_ns, limits.STALL_TIMEOUT_NS)  # The attempt also took time before the link broke.
+            if all(end.back_ns is not None and end.back_ns >= (attempt.begun_ns or 0) for end in edge):
+                cost_ns = 0  # Both ends were away meanwhile: an outage may have broken the link.
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Reduction) -> None:
