@@ -480,6 +480,37 @@ def test_only_who_has_given_its_run_up_is_removed_though_connected(
         checker.on_master_step(master)
 
 
+@pytest.mark.parametrize("dead", ["a mate", "a mate of an earlier list", "one that is no mate", "a former mate", ""])
+def test_only_who_has_lost_a_mate_may_end_attempts_long_after_a_fault(dead: str) -> None:
+    """S6; minority, seed 41014349: a member died while there was no master. The next master waited for others of the
+    list, too, and then adopted the run from few reports. So it removed that member 44 s later. The call of the other
+    member of its host had just been planned, and was aborted as the master removed the rest of the host.
+    """
+    cluster = Cluster(3, peer_count=4, script=replace(SIMPLE, groups=2, tags=(1, 1), seed=1))
+    cluster.run(steps=800, faults=STILL)
+    (checker,) = (checker for checker in cluster.checkers.all if isinstance(checker, Causes))
+    master, (node, mate, other, _) = cluster.master, cluster.live_nodes()
+    assert (node.host, mate.group, other.group) == (mate.host, 1, 0)
+    assert len(master.machine.registry.order) == 4
+    lost = other if dead == "one that is no mate" else mate
+    lost.is_alive = not dead
+    if dead == "a former mate":  # Of a process that ran on this host earlier, and was no member with it.
+        del checker._members[mate.peer_id]
+    elif dead == "a mate of an earlier list":
+        master.machine.registry.remove(master.machine.registry.peers[mate.peer_id])
+        checker.on_master_step(master)
+
+    def say(message: MasterMessage) -> None:
+        assert node.connection is not None
+        checker.on_master_message(master, node.connection.name, message)
+
+    say(Plan(ATTEMPT, (1,), Reducing((node.peer_id,), 1)))
+    aborted = Decision(1, Result.RANK_CONNECTION_LOST, 0, "lost", attempt_id=ATTEMPT)
+    is_right = dead in ("a mate", "a mate of an earlier list")
+    with nullcontext() if is_right else pytest.raises(Violation, match=r"S6: .* aborts without a fault"):
+        say(aborted)
+
+
 @pytest.mark.parametrize("has_returned", [False, True])
 def test_catches_a_commit_that_another_has_lost(has_returned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1: one of two members has a result, and the other an error. split, seed 23003643: a newcomer did not know that

@@ -444,6 +444,7 @@ class Causes(Checker):
         self._participants: dict[RunKey, tuple[frozenset[bytes], int]] = {}
         self._members: dict[bytes, str] = {}
         self._evicted: set[bytes] = set()
+        self._halved: set[bytes] = set()  # Members whose hosts have lost another member.
         self._run_id = b""
         self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
@@ -467,9 +468,20 @@ class Causes(Checker):
         elif isinstance(message, Decision) and not message.committed and attempt in self._participants:
             peers, since_ns = self._participants[attempt]
             has_cause = self.cluster.has_cause(peers, since_ns) or self.cluster.has_stalled(since_ns)
+            has_cause = has_cause or self._has_lost_one(peers)
             self.cluster.require(
                 has_cause, "S6", f"attempt {message.attempt_id} aborts without a fault: {message.reason}"
             )
+
+    def _is_dead(self, peer_id: bytes) -> bool:
+        """True for a dead process. It may have died long ago: a master waits for lost peers."""
+        node = self.cluster.nodes.get(peer_id)
+        return node is None or not node.is_alive
+
+    def _has_lost_one(self, peers: frozenset[bytes]) -> bool:
+        """True if one of these peers, or another member of its host, is dead; or if such a member has been removed."""
+        listed = self.cluster.with_hosts(peers).intersection(self._members)
+        return not self._halved.isdisjoint(peers) or any(self._is_dead(peer_id) for peer_id in listed)
 
     def _on_kick(self, connection: str, kick: Kick) -> None:
         node = self.cluster.node_of(connection)
@@ -560,12 +572,14 @@ class Causes(Checker):
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i]) and not self._is_passed_over(nodes[i])}
             self._gone_over = set(members)
-        for peer_id in self._members.keys() - members.keys() - self._evicted:
+        gone = frozenset(self._members.keys() - members.keys())
+        self._halved.update(self.cluster.with_hosts(gone).intersection(self._members, members))
+        for peer_id in gone - self._evicted:
             since_ns = self.cluster.clock.now_ns
             node = self.cluster.nodes.get(peer_id)
-            is_dead = node is None or not node.is_alive  # Perhaps long ago: a master waits for lost peers.
-            has_cause = is_dead or self.cluster.has_cause(frozenset((peer_id,)), since_ns, of_removal=True)
-            self.cluster.require(has_cause, "S6", f"{self._members[peer_id]} is removed without a fault")
+            has_cause = self.cluster.has_cause(frozenset((peer_id,)), since_ns, of_removal=True)
+            is_right = has_cause or self._is_dead(peer_id)
+            self.cluster.require(is_right, "S6", f"{self._members[peer_id]} is removed without a fault")
             is_open = node is not None and node.is_alive and node.machine.state is not State.CLOSED
             connection = node.connection if node is not None and is_open else None
             is_here = connection is not None and connection.is_greeted and not connection.is_broken
