@@ -1309,6 +1309,10 @@ link-that-broke-in-an-outage-shows-a-loss-later: protocol.losses:Losses.is_witne
   S6: the same
   - limits.WITNESS_AFTER_NS
   + spread_ns
+only-the-last-list-of-a-term-tells-of-removals: protocol.recovery:History.parted (unit tests)
+  L1, L2: two members that were removed one after the other are listed together again, and wait for each other
+  - sorted(self._members_of, reverse=True)
+  + sorted({epoch >> limits.EPOCH_BITS: epoch for epoch in sorted(self._members_of)}.values(), reverse=True)
 removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
   L3: a plan waits for a link as the network of all breaks, and a member is removed for that
   - overdue and self._losses.network is not NetworkState.UP

@@ -1244,6 +1244,46 @@ def test_lists_of_two_branches_do_not_meet(is_late: bool, has_gone_on: bool) -> 
         assert bench.names() == ("ab" if names == "c" and has_gone_on else names)
 
 
+@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
+@pytest.mark.parametrize("last", ["c", "bc"])
+def test_a_removal_counts_though_the_last_list_of_its_term_does_not(order: str, last: str) -> None:
+    """L1, L2: b knows that a was removed. c, which no later list has, knows a later list of the same term than b.
+
+    Minority, seed 41014793: a and b were in one list again, in calls that waited for each other.
+    """
+    facts: dict[str, tuple[str, int, dict[str, Any]]] = {
+        "a": ("ab", LATER, {"since": 1, "term": 1}),
+        "b": ("b", 3, {"since": 2}),
+        "c": (last, 5, {"since": 5, "parent": 4}),
+    }
+    bench = TakeOver()
+    for name in order:
+        members, epoch, rest = facts[name]
+        bench.report(name, members, epoch, waits=False, **rest)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == last
+
+
+def test_a_removal_counts_though_the_last_list_of_its_term_does_not_and_its_member_comes_late() -> None:
+    """L1, L2: the same where b comes late: it goes, or a does, if nothing was decided since."""
+    for outcomes, names in (((), "b"), ((outcome(LATER + 1, True, "a", 5),), "a")):
+        bench = TakeOver()
+        bench.report("a", "ab", LATER, since=1, term=1, outcomes=outcomes, waits=False)
+        bench.report("c", "c", 5, since=5, parent=4, waits=False)
+        bench.tick(limits.MINORITY_WAIT_NS)
+        assert bench.names() == "ab"
+        bench.report("b", "b", 3, since=2)
+        assert bench.names() == names
+
+
+def test_who_was_listed_again_in_the_same_term_was_not_removed() -> None:
+    """S6: a list of the same term lacks b, and a later one, of which a has not heard, has b again."""
+    bench = TakeOver()
+    bench.report("a", "a", LATER, since=1, term=1, waits=False)
+    bench.report("b", "ab", LATER + 1, since=1, term=1)
+    assert bench.names() == "ab"
+
+
 @pytest.mark.parametrize("reports", [False, True])
 def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver, reports: bool) -> None:
     """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before c's report came."""

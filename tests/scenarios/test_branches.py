@@ -470,6 +470,36 @@ def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytes
     assert p.state is q.state is State.MEMBER and x.state is State.CLOSED
 
 
+def test_who_was_removed_one_after_the_other_do_not_wait_for_each_other() -> None:
+    """L1, L2: p was removed, then q, the last member, and n went on with the run. p comes first to the next master, and
+    all come to the one after that. n's list does not tell it that p was removed when q stayed. Minority, seed
+    41014793."""
+    world, (p, q) = one_master("pq")
+    sums = [p.reduce(), q.reduce()]
+    world.settle(sums)
+    world.cut([p], "m")
+    is_led(world, "q")
+    sums = [p.reduce()]
+    world.settle([q.topology(TopologyKind.PENDING)])
+    n = world.peer("n", ONE)
+    n.connect()
+    world.until(lambda: n.state is State.PENDING)
+    world.cut([q], "m")
+    asks = [q.topology(TopologyKind.PENDING)]
+    is_led(world, "n")
+    world.kill_master("m")
+    world.cut([n], "m")
+    world.join([p], "m")
+    take_over(world, 500)
+    world.run(0.1)
+    world.kill_master("m")
+    world.join([q, n], "m")
+    last = take_over(world, 900)
+    world.settle([*sums, *asks])
+    assert last.member_names == "n" and n.state is State.MEMBER
+    assert p.state is q.state is State.CLOSED
+
+
 def test_two_runs_and_removed_members_of_one() -> None:
     """L3: p and q were removed, so r is the only member. n and o have a run of their own that has decided something."""
     world, (p, q, r) = one_master("pqr")

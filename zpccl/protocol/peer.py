@@ -673,7 +673,8 @@ class PeerMachine:
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
         elif message.refusal is Refusal.FULL:
-            self._close(self._unreachable(message.reason))
+            address = self._masters.address
+            self._close(MasterUnreachable(f"{address} refuses this peer: {message.reason}", address=address))
         elif message.refusal is Refusal.NO_RUN:
             self._masters.on_no_run(message.run_id, now_ns)
         elif message.refusal is Refusal.NO_QUORUM and not has_others:

@@ -151,27 +151,32 @@ class History:
         """Present members to remove, because a former single master had removed members that then reported first.
 
         The next master adopted a list from the removed members. That list and the list of the others do not follow
-        each other, so the two sides are at different points of their programs. Lists of one term do follow each other,
-        and the last of them counts. The newest term comes first. The removed members go, unless something was decided
-        since under the list that was adopted from them: then the members that know the other list go.
+        each other, so the two sides are at different points of their programs. Lists of one term do follow each other.
+        The newest list comes first. One that all of its members have left decides nothing, and the next older one may
+        tell of a removal, too. The removed members go, unless something was decided since under the list that was
+        adopted from them: then the members that know the other list go.
 
         Args:
             present: the peers that are here.
             late: a peer that came after this master had gone on: it goes, whichever side it is on.
         """
-        here = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
-        found: dict[bytes, None] = {}
-        of_terms = {epoch >> limits.EPOCH_BITS: epoch for epoch in sorted(self._members_of)}  # The last one of each.
-        for term, epoch in sorted(of_terms.items(), reverse=True):
-            left = {peer_id: known for peer_id, known in here.items() if peer_id not in found}
-            members = self._members_of[epoch]
+        left = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
+        found: list[bytes] = []
+        listed: dict[int, set[bytes]] = {}  # By term: members of this list and later ones, which may list a peer again.
+        for epoch in sorted(self._members_of, reverse=True):
+            term = epoch >> limits.EPOCH_BITS
+            members = listed.setdefault(term, set())
+            members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
+            if not removed:
+                continue
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
-            if removed and theirs:
-                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+            if theirs:
+                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > left[theirs[0]].term
                 gone = theirs if is_decided else removed
-                found.update(dict.fromkeys([late] if late is not None and late in removed + theirs else gone))
-        return list(found)
+                found += [late] if late is not None and late in removed + theirs else gone
+                left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
+        return found
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
         """Present peers that report a running attempt which ended without them: peer id, call id, outcome."""
