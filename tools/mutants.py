@@ -852,7 +852,7 @@ branches-remove-each-other: protocol.recovery:History.parted (unit tests)
   + True
 who-comes-late-takes-the-run: protocol.recovery:History.parted (unit tests)
   S1: a member that comes late removes those who were told another answer than it has
-  - late is not None and late in removed + theirs
+  - late is not None
   + False
 lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   L1: members that were removed and come back first are members again beside those who removed them, at another point
@@ -860,7 +860,7 @@ lists-of-two-branches-meet: protocol.recovery:History.parted (unit tests)
   + False
 branch-that-has-decided-is-removed: protocol.recovery:History.parted (unit tests)
   L3: what members have decided since they came back first is lost
-  - self._last_attempt_id >> limits.EPOCH_BITS > here[theirs[0]].term
+  - self._last_attempt_id >> limits.EPOCH_BITS > their_term
   + False
 later-member-taken-for-a-removed-one: protocol.recovery:History.parted (unit tests)
   S6: whoever was admitted by a list that a late member does not know is removed
@@ -1310,7 +1310,7 @@ link-that-broke-in-an-outage-shows-a-loss-later: protocol.losses:Losses.is_witne
   - limits.WITNESS_AFTER_NS
   + spread_ns
 only-the-last-list-of-a-term-tells-of-removals: protocol.recovery:History.parted (unit tests)
-  L1, L2: two members that were removed one after the other are listed together again, and wait for each other
+  L2: two members that were removed one after the other are listed together again, and wait for each other
   - sorted(self._members_of, reverse=True)
   + sorted({epoch >> limits.EPOCH_BITS: epoch for epoch in sorted(self._members_of)}.values(), reverse=True)
 removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
@@ -1323,8 +1323,8 @@ removed-for-links-just-after-an-outage: protocol.master:MasterMachine._settle (u
   + pass
 straggler-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
   L3: all are away for longer than the straggler timeout, and a member is removed because it did not vote
-  - self._losses.network is NetworkState.UP
-  + True
+  - late if self._losses.network is NetworkState.UP else ()
+  + late
 straggler-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   L3: all were away for nearly the straggler timeout, and a member is removed before it can repeat its vote
   - peer.answered_ns = now_ns
@@ -1337,14 +1337,42 @@ only-the-last-one-is-a-witness: protocol.master:MasterMachine._on_linked (unit t
   L1: the last link to a dead far peer is that of a member that was away shortly before, and the master goes on waiting
   - other.disconnected_ns is not None
   + other.disconnected_ns is not None and self._losses.is_witness(peer, other)
-outages-cost-a-link: protocol.kinds.collective:Collectives._blame (unit tests)
+outages-cost-a-link: protocol.paths:cost_of (unit tests)
   L2: two outages of all break one long attempt each; the link counts as down, and a member is removed
-  - end.back_ns is not None and end.back_ns >= (attempt.begun_ns or 0)
+  - end.back_ns is not None and end.back_ns >= begun_ns
   + False
-late-break-costs-all-of-an-attempt: protocol.kinds.collective:Collectives._blame (unit tests)
+outage-of-one-end-costs-a-link: protocol.paths:cost_of (unit tests)
+  L2: the same, where the connections of one member are reset twice
+  - any(end.back_ns is not None and end.back_ns >= begun_ns for end in edge)
+  + all(end.back_ns is not None and end.back_ns >= begun_ns for end in edge)
+late-break-costs-all-of-an-attempt: protocol.paths:cost_of (unit tests)
   L2: a link that broke once, late in a long attempt, counts as down
-  - min(cost_ns, limits.STALL_TIMEOUT_NS)
-  + cost_ns
+  - min(now_ns - begun_ns, limits.STALL_TIMEOUT_NS)
+  + now_ns - begun_ns
+late-break-costs-all-of-a-sync: protocol.kinds.sync:StateSyncs.on_report (unit tests)
+  L2: a link that broke once, late in a long sync, or in an outage of all, counts as down, and a member is removed
+  - cost_of(frozenset((peer, source)), transfer.begun_ns, self._outbox.now_ns)
+  + self._outbox.now_ns - (transfer.begun_ns or 0)
+joiner-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
+  L2: a joiner waits for its links to members as the network of all breaks, and is removed for that
+  - is_up = self._losses.network is NetworkState.UP
+  + is_up = True
+joiner-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
+  L2: the same, a moment after all are back
+  - None if peer.unlinked_ns is None else now_ns
+  + peer.unlinked_ns
+late-peer-ends-those-who-go-on: protocol.recovery:History.parted (unit tests)
+  L2: the list of a late peer that had to go removes members that go on together, as the next one comes late
+  - [late] if knowing and late in removed + knowing else []
+  + [late] if late in removed + theirs else gone
+unaware-peer-is-not-late: protocol.master:MasterMachine._on_unaware (unit tests)
+  L2: the same, as a peer comes that knows nothing of its admission
+  - self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)
+  + self._welcome_late(peer, history, now_ns, has_one_address=has_one_address)
+who-knows-of-no-removal-goes: protocol.recovery:History.parted (unit tests)
+  L3: a removal is undone, and a member goes that has not heard of it and could go on
+  - left[i].epoch >= epoch
+  + True
 absent-member-is-a-straggler: protocol.stragglers:Stragglers.tick (unit tests)
   L3: a member is removed on its way to a new master
   - peer.has_reported

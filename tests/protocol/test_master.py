@@ -475,6 +475,23 @@ def test_a_far_peer_that_dies_is_lost_whoever_says_so_last(bench: MasterBench, o
     assert bench.names() == "ac"
 
 
+@pytest.mark.parametrize("away_ns", [limits.MS, limits.SECOND])
+def test_no_joiner_is_removed_for_links_while_members_are_away(bench: MasterBench, away_ns: int) -> None:
+    """L2: no link to them could come up. The joiner goes only if none has come up in the whole time after that."""
+    bench.members("a", "b")
+    bench.register("j")
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - limits.SECOND)
+    for name in "ab":
+        bench.disconnect(name)
+    bench.tick(away_ns)
+    for name in "ab":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1)
+    assert (bench.names(), bench.pending()) == ("ab", "j")
+    bench.tick(1)
+    assert (bench.names(), bench.pending()) == ("ab", "")
+
+
 def test_who_is_away_itself_is_no_witness(bench: MasterBench) -> None:
     """L3: a link breaks, and then the network of all. The master misses both ends of the link before c."""
     bench.members("a", "b", "c")

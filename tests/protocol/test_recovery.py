@@ -1284,6 +1284,46 @@ def test_who_was_listed_again_in_the_same_term_was_not_removed() -> None:
     assert bench.names() == "ab"
 
 
+@pytest.mark.parametrize("last", ["unaware", "unheard", "led"])
+def test_the_list_of_a_late_peer_that_had_to_go_removes_nobody(last: str) -> None:
+    """L2, L3: c knows that a was removed. It comes late, so it goes; d comes after it, and belongs with a and b."""
+    bench = TakeOver()
+    epoch = LATER if last == "led" else 1
+    facts: dict[str, Any] = {"term": 1} if last == "led" else {}
+    bench.report("a", "abcd", epoch, since=1, round=2, waits=False, **facts)
+    bench.report("b", "abcd", 1, since=1, round=1, waits=False)
+    bench.tick(limits.MINORITY_WAIT_NS)
+    bench.report("c", "bcd", 2, since=1)
+    assert bench.names() == "abd"
+    if last == "unaware":
+        bench.hello("d")
+        bench.hello_again("d")
+    else:
+        bench.report("d", "abcd", epoch, since=1, **facts)
+    assert bench.names() == "abd"
+    assert bench.peer("d").has_reported
+
+
+@pytest.mark.parametrize("order", ["pqrs", "rqps", "qrps"])
+@pytest.mark.parametrize("term", [0, 1])
+def test_who_has_not_heard_of_a_removal_stays(order: str, term: int) -> None:
+    """L3: r knows that p was removed. Then p and s decided something in their group. q had not heard of the removal,
+    and not of the list of p and s either, though it may have been welcomed by their master."""
+    ended = {"outcomes": (outcome(LATER + 1, True, "ps", 5, 6),)}
+    facts: dict[str, tuple[str, int, dict[str, Any]]] = {
+        "p": ("pqrs", LATER, {"term": 1, **ended}),
+        "q": ("pqrs", 1, {"term": term}),
+        "r": ("qrs", 2, {}),
+        "s": ("pqrs", LATER, {"term": 1, **ended}),
+    }
+    bench = TakeOver()
+    for name in order:
+        members, epoch, rest = facts[name]
+        bench.report(name, members, epoch, since=1, groups={"q": 1, "r": 1}, waits=False, **rest)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "pqs"
+
+
 @pytest.mark.parametrize("reports", [False, True])
 def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver, reports: bool) -> None:
     """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before c's report came."""

@@ -700,3 +700,21 @@ def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() ->
     for name in "ab":
         bench.begin(name, 4)
     assert bench.machine.operations.running and not bench.machine.operations.pending
+
+
+@pytest.mark.parametrize("outages", [0, 1, 2])
+def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int) -> None:
+    """L2: two peers. The link is back when they call again. Outages of all may break more than one sync."""
+    bench = bench_of("a", "b")
+    for call_id in range(1, 1 + max(outages, 1)):
+        bench.say("a", offer(call_id, 5))
+        bench.say("b", offer(call_id, 0, entry("w", "2")))
+        bench.tick(limits.LINK_FAILING_MAX_NS)
+        for name in "ab" if outages else "":
+            bench.disconnect(name)
+        for name in "ab" if outages else "":
+            bench.hello(name, welcomed=True, connection=1 + call_id)
+        bench.fetched("b", call_id, call_id, ok=False, fault=pid("a"), reason="link broke")
+    for name in "ab":
+        bench.begin(name, 9)
+    assert bench.machine.operations.running and not bench.machine.operations.pending

@@ -456,7 +456,8 @@ class MasterMachine:
         history = self._history
         assert history is not None
         self._recognise(peer, event, hello)
-        self._welcome_late(peer, history, now_ns, has_one_address=not self._leader.needs_quorum)
+        has_one_address = not self._leader.needs_quorum
+        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)
 
     def _has_gone_over(self, known: Peer, connection: Hashable, hello: Hello) -> bool:
         """True for a peer of this run that is now a member of another run, or waits to be admitted again.
@@ -685,7 +686,9 @@ class MasterMachine:
                     if self.registry is not registry:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
-                unreached = self.paths.missing(peer)
+                is_up = self._losses.network is NetworkState.UP
+                unreached = self.paths.missing(peer) if is_up else []
+                peer.unlinked_ns = peer.unlinked_ns if is_up else now_ns
                 if unreached:  # None if they were lost just now.
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
@@ -833,8 +836,9 @@ class MasterMachine:
                 self._admit(first, now_ns)
         if self._losses.settle():  # Links come up again, and members repeat their votes, only from now on.
             self.operations.wait_again(now_ns)
-            for peer in self.registry.order:
+            for peer in self.registry.peers.values():
                 peer.answered_ns = now_ns
+                peer.unlinked_ns = None if peer.unlinked_ns is None else now_ns
         self.operations.evaluate(now_ns)
         while self.operations.needs_new_list:
             self.registry.renew()

@@ -54,6 +54,13 @@ class Fault:
         return self.is_named or self.doubts >= limits.LINK_DOUBTS_MAX
 
 
+def cost_of(edge: Edge, begun_ns: int | None, now_ns: int) -> int:
+    """What the failure of a link has cost an attempt, in time. The attempt also took time before the link broke."""
+    if begun_ns is None or any(end.back_ns is not None and end.back_ns >= begun_ns for end in edge):
+        return 0  # An end was away meanwhile: what cut it off from the master may have broken the link, too.
+    return min(now_ns - begun_ns, limits.STALL_TIMEOUT_NS)
+
+
 class Paths:
     """The links of all groups, as edges of rings."""
 

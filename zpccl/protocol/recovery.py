@@ -171,10 +171,14 @@ class History:
             if not removed:
                 continue
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
+            knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
             if theirs:
-                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > left[theirs[0]].term
-                gone = theirs if is_decided else removed
-                found += [late] if late is not None and late in removed + theirs else gone
+                their_term = min(left[i].term for i in knowing or theirs)
+                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
+                gone = knowing if is_decided else removed
+                if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
+                    gone = [late] if knowing and late in removed + knowing else []
+                found += gone
                 left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
         return found
 

@@ -51,7 +51,7 @@ from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
 from zpccl.protocol.messages import CollectiveSpec, Decision, Plan, Reducing, Report, Running, Vote, cut
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Kind, Operation, Operations, Verdict, key_of
-from zpccl.protocol.paths import Paths
+from zpccl.protocol.paths import Paths, cost_of
 from zpccl.protocol.plans import Planner, wire_bytes
 from zpccl.protocol.rings import neighbours_of, plan_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -423,10 +423,7 @@ class Collectives(Kind[Reduction]):
         if edge not in attempt.faults:
             attempt.faults.add(edge)
             self._unexplained.discard(attempt.attempt_id)
-            cost_ns = now_ns - attempt.begun_ns if attempt.begun_ns is not None else 0
-            cost_ns = min(cost_ns, limits.STALL_TIMEOUT_NS)  # The attempt also took time before the link broke.
-            if all(end.back_ns is not None and end.back_ns >= (attempt.begun_ns or 0) for end in edge):
-                cost_ns = 0  # Both ends were away meanwhile: an outage may have broken the link.
+            cost_ns = cost_of(edge, attempt.begun_ns, now_ns)
             self._paths.blame(peer, neighbour, cost_ns, attempt.link_count, now_ns)
 
     def _remember_failure(self, attempt: Reduction) -> None:

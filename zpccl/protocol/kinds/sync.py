@@ -37,7 +37,7 @@ from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
 from zpccl.protocol.operation import SYNC, Attempt, Key, Kind, Operations, Verdict, absent
-from zpccl.protocol.paths import Paths
+from zpccl.protocol.paths import Paths, cost_of
 from zpccl.protocol.sources import Sources, find_sources, left_out
 
 NOBODY_LEFT = "no source is left to fetch from"
@@ -380,8 +380,8 @@ class StateSyncs(Kind[Transfer]):
             return self._operations.decide(transfer)
         fault = tuple(source for source in transfer.calls if source.peer_id == report.fault)
         for source in fault:
-            cost_ns = self._outbox.now_ns - transfer.begun_ns if transfer.begun_ns is not None else 0
             if source is not peer:
+                cost_ns = cost_of(frozenset((peer, source)), transfer.begun_ns, self._outbox.now_ns)
                 self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
         reason = report.reason or "a transfer failed"
         reason = f"{peer.name}: {reason}" if peer in fault else reason
