@@ -461,13 +461,18 @@ def test_a_link_that_broke_while_an_end_was_away_is_noticed_late(bench: MasterBe
     assert bench.names() == "abc"
 
 
+def put_far_away(bench: MasterBench, name: str, handshake_ms: int, linked: str) -> None:
+    """A member connects again from far away, some time ago."""
+    bench.hello(name, welcomed=True, handshake_ms=handshake_ms)
+    bench.say(name, Linked(pids(linked)))
+    bench.tick(limits.WITNESS_AFTER_NS)
+
+
 @pytest.mark.parametrize("order", ["ac", "ca"])
 def test_a_far_peer_that_dies_is_lost_whoever_says_so_last(bench: MasterBench, order: str) -> None:
     """L1: a was away shortly before, so its link is no sign; but it is the last link, and c is a witness."""
     bench.members("a", "b", "c")
-    bench.hello("b", welcomed=True, handshake_ms=900)
-    bench.say("b", Linked(pids("ac")))
-    bench.tick(limits.WITNESS_AFTER_NS)
+    put_far_away(bench, "b", 900, linked="ac")
     bench.hello("a", welcomed=True, connection=2)
     bench.disconnect("b")
     for name in order:
@@ -678,9 +683,7 @@ def test_who_is_far_away_has_longer(bench: MasterBench, handshake_ms: int, secon
 def test_a_far_peer_may_lose_one_link_too(bench: MasterBench, first: str) -> None:
     """L2: if its process has died, all its links break, and then it is lost at once (L1)."""
     bench.members("a", "b", "c")
-    bench.hello("b", welcomed=True, handshake_ms=300)
-    bench.say("b", Linked(pids("ac")))
-    bench.tick(limits.WITNESS_AFTER_NS)
+    put_far_away(bench, "b", 300, linked="ac")
     if first == "link":
         bench.say("a", Linked(pids("c")))
         bench.disconnect("b")

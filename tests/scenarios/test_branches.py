@@ -29,6 +29,15 @@ def take_over(world: World, salt: int) -> Master:
     return master
 
 
+def lead_only(world: World, here: list[Peer], away: list[Peer], salt: int) -> None:
+    """The master dies. Only these peers reach the next one, which leads them."""
+    world.kill_master("m")
+    world.cut(away, "m")
+    world.join(here, "m")
+    take_over(world, salt)
+    world.run(0.1)
+
+
 def pending_joiner(world: World) -> Peer:
     """A peer that waits to be admitted."""
     joiner = world.peer("j", ONE)
@@ -197,11 +206,7 @@ def test_three_branches_do_not_remove_each_other() -> None:
     world.join([b], "m")
     world.start_master("m", 500)
     is_led(world, "b")
-    world.kill_master("m")
-    world.cut([b], "m")
-    world.join([c], "m")
-    take_over(world, 900)
-    world.run(0.1)
+    lead_only(world, [c], [b], 900)
     world.kill_master("m")
     world.join([a, b], "m")
     world.start_master("m", 1300)
@@ -219,11 +224,7 @@ def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
     world.run(0.5)
     world.admit([r], [n])
     world.settle([r.reduce(), n.reduce()])
-    world.kill_master("m")
-    world.cut([r, n], "m")
-    world.join([p, q], "m")
-    take_over(world, 500)
-    world.run(0.1)
+    lead_only(world, [p, q], [r, n], 500)
     world.kill_master("m")
     world.join([r, n], "m")
     world.start_master("m", 900)
@@ -239,11 +240,7 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
     world.cut([p, q], "m")
     is_led(world, "rs")
     world.settle([r.sync(1, "1"), s.sync(1, "1")])
-    world.kill_master("m")
-    world.cut([r, s], "m")
-    world.join([p, q], "m")
-    take_over(world, 500)
-    world.run(0.1)
+    lead_only(world, [p, q], [r, s], 500)
     world.kill_master("m")
     world.join([r, s], "m")
     last = take_over(world, 900)
@@ -487,11 +484,7 @@ def test_who_was_removed_one_after_the_other_do_not_wait_for_each_other() -> Non
     world.cut([q], "m")
     asks = [q.topology(TopologyKind.PENDING)]
     is_led(world, "n")
-    world.kill_master("m")
-    world.cut([n], "m")
-    world.join([p], "m")
-    take_over(world, 500)
-    world.run(0.1)
+    lead_only(world, [p], [n], 500)
     world.kill_master("m")
     world.join([q, n], "m")
     last = take_over(world, 900)

@@ -51,6 +51,14 @@ def hold_back(
     return held
 
 
+def switch(world: World, peer: Peer, old: str, new: str) -> None:
+    """A peer that reaches one master no more comes to another one."""
+    world.cut([peer], old)
+    world.join([peer], new)
+    world.until(lambda: peer.connection is not None and peer.address == new, what=f"{peer.name} comes to {new}")
+    world.run(1)
+
+
 def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
     """S3: p is admitted without hearing of it, is lost, and acknowledges at master b the list without it. Then p comes
     to master a, where b waits, which knows only the list with p. b and p are a quorum of that list.
@@ -591,10 +599,7 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
     world.until(lambda: m.state is State.RETURNING, what="the run yields at b")
     world.filter = lambda peer, message: message
     world.cut([m, n, s], "b")
-    world.cut([m], "c")
-    world.join([m], "a")
-    world.until(lambda: m.connection is not None and m.address == "a", what="m comes to a")
-    world.run(1)
+    switch(world, m, "c", "a")
     monkeypatch.undo()
     for connection in unnoticed:
         world.tell_master(connection)
@@ -631,10 +636,7 @@ def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypa
     world.cut([p], "b")
     world.join([p], "c")
     world.until(lambda: p.machine.run_id == z.machine.run_id, what="c registers p")
-    world.cut([p], "c")
-    world.join([p], "a")
-    world.until(lambda: p.connection is not None and p.address == "a", what="p comes to a")
-    world.run(1)
+    switch(world, p, "c", "a")
     monkeypatch.undo()
     for connection in unnoticed:
         if connection.address == "a":

@@ -168,18 +168,17 @@ class History:
             members = listed.setdefault(term, set())
             members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
-            if not removed:
-                continue
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
+            if not removed or not theirs:
+                continue
             knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
-            if theirs:
-                their_term = min(left[i].term for i in knowing or theirs)
-                is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
-                gone = knowing if is_decided else removed
-                if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
-                    gone = [late] if knowing and late in removed + knowing else []
-                found += gone
-                left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
+            their_term = min(left[i].term for i in knowing or theirs)
+            is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
+            gone = knowing if is_decided else removed
+            if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
+                gone = [late] if knowing and late in removed + knowing else []
+            found += gone
+            left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
         return found
 
     def overtaken(self, present: Container[bytes]) -> list[tuple[bytes, int, Decision]]:
