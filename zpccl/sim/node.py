@@ -338,7 +338,7 @@ class SimulatedPeer:
         done = self.session.handle(event, self.clock.now_ns())
         self.session.validate()
         deadline_ns = self.clock.world_ns(self.session.deadline_ns())
-        cluster.check_deadline(self.name, event, deadline_ns)
+        cluster.check_deadline(f"the session of {self.name}", event, deadline_ns)
         tick = events.Tick()
         self._session_timer = cluster.rearm(self._session_timer, deadline_ns, lambda: self.on_session(tick))
         for effect in done:
