@@ -394,13 +394,15 @@ def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in
     """Tests the code for CUDA, with replacements for streams, events and torch's own copies."""
     log: list[str] = []
     streams: list[Stream] = []
+    is_capturing = False
     empty = torch.empty
 
     def enter(stream: Stream) -> contextlib.AbstractContextManager[None]:
         streams.append(stream)
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: Stream(log))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(log))
     monkeypatch.setattr(torch.cuda, "stream", enter)
     monkeypatch.setattr(torch.cuda, "Event", lambda blocking: Event(log))
@@ -417,6 +419,9 @@ def test_the_order_of_copies_and_events(monkeypatch: pytest.MonkeyPatch, made_in
     assert tensor.flatten().tolist()[:6] == [0, 1, 0, 0, 0, 5]
     assert streams[0] is streams[1] is not streams[2], "each way has a stream, so that copies overlap"
     assert log == ["record"] + ["wait", "record", "synchronize"] * 3
+    is_capturing = True
+    with pytest.raises(zpccl.InvalidArgument, match="CUDA graph"):
+        device.mark()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

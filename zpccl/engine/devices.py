@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from zpccl.errors import InvalidArgument
+
 Wait: TypeAlias = Callable[[], None]
 """Waits, without the GIL, until a copy is done."""
 
@@ -72,7 +74,8 @@ class CudaDevice:
     def __init__(self, device: Any) -> None:
         self._torch = sys.modules["torch"]
         self._device = device
-        self._to_host, self._to_device = (self._torch.cuda.Stream(device) for _ in range(2))
+        # Of high priority: torch hands its ordinary streams out again and again, so the user may have the same ones.
+        self._to_host, self._to_device = (self._torch.cuda.Stream(device, priority=-1) for _ in range(2))
 
     def bytes_of(self, tensor: Any) -> Any:
         """An alias of the tensor as bytes in one dimension."""
@@ -84,7 +87,13 @@ class CudaDevice:
         return self._torch.empty(shape, dtype=like.dtype, device=self._device)
 
     def mark(self) -> Any:
-        """An event on the current stream of this thread."""
+        """An event on the current stream of this thread.
+
+        Raises:
+            InvalidArgument: that stream records a CUDA graph, and does no work meanwhile.
+        """
+        if self._torch.cuda.is_current_stream_capturing():
+            raise InvalidArgument("a tensor's stream is being captured in a CUDA graph; make the call outside of it")
         return self._torch.cuda.current_stream(self._device).record_event(self._event())
 
     def wait(self, mark: Any) -> None:

@@ -29,8 +29,8 @@ class Staged:
     def __init__(self, tensor: Any, nbytes: int, *, reads: bool) -> None:
         self._device = device_of(tensor)
         self._bytes = self._device.bytes_of(tensor)
-        self._staging = self._device.staging(nbytes)
         self._mark = self._device.mark()
+        self._staging = self._device.staging(nbytes)
         self._wait: Wait | None = None
         if reads:
             self._wait = self._device.begin_copy_out(self._bytes, 0, self._staging, nbytes, self._mark)
