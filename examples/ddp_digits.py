@@ -58,13 +58,16 @@ def main() -> None:
     parser.add_argument("--backend", default="zpccl", help="of torch.distributed (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=6, help="passes over the data (default %(default)s)")
     parser.add_argument("--samples", type=int, default=8000, help="digits to train on (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of the model: cpu or cuda (default %(default)s)")
     parser.add_argument("--save", metavar="FILE", help="where rank 0 saves the weights")
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # Ranks share the cores. More threads also sum in another order from run to run.
     dist.init_process_group(options.backend)
     rank = dist.get_rank()
-    model = DistributedDataParallel(make_model())
+    if options.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    model = DistributedDataParallel(make_model().to(options.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     digits = draw(options.samples, seed=1)
     sampler = DistributedSampler(digits, seed=2)
@@ -75,9 +78,10 @@ def main() -> None:
     bar.start()
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        total = torch.zeros(1)
+        total = torch.zeros(1, device=options.device)
         for images, labels in loader:
             optimizer.zero_grad()
+            images, labels = images.to(options.device), labels.to(options.device)
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
@@ -88,7 +92,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.9f}", flush=True)
     bar.stop()
     if rank == 0:
-        images, labels = draw(1000, seed=3).tensors
+        images, labels = (tensor.to(options.device) for tensor in draw(1000, seed=3).tensors)
         accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
         took = time.monotonic() - begun
         print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")

@@ -53,12 +53,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=12, help="passes over the data (default %(default)s)")
     parser.add_argument("--samples", type=int, default=8000, help="digits to train on (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of the model: cpu or cuda (default %(default)s)")
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # Peers share the cores.
-    images, labels = draw(options.samples, seed=1).tensors
+    images, labels = (tensor.to(options.device) for tensor in draw(options.samples, seed=1).tensors)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # DDP needs one: this process alone.
-    model = DistributedDataParallel(make_model())
+    model = DistributedDataParallel(make_model().to(options.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for parameter in model.parameters():  # SGD would make the buffer only in its first step.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -97,9 +98,9 @@ def main() -> None:
             state.push_revision()
     dist.destroy_process_group()
 
-    images, labels = draw(1000, seed=3).tensors
+    images, labels = (tensor.to(options.device) for tensor in draw(1000, seed=3).tensors)
     accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
-    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    weights = b"".join(parameter.numpy(force=True).tobytes() for parameter in model.parameters())
     print(f"accuracy {accuracy:.1%}, weights {hashlib.sha256(weights).hexdigest()[:16]}")
 
 

@@ -61,15 +61,18 @@ def main() -> None:
     parser.add_argument("--host", help="what this host is called (default: its hostname)")
     parser.add_argument("--steps", type=int, default=1500, help="of training (default %(default)s)")
     parser.add_argument("--hosts", type=int, default=1, help="wait while there are fewer (default %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of the model: cpu or cuda (default %(default)s)")
     parser.add_argument("--die-after", type=int, metavar="STEPS", help="kill the last process of this host then, once")
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # Processes share the cores.
-    dist.init_process_group("gloo")  # The processes of this host.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo")  # The processes of this host.
     rank, size = dist.get_rank(), dist.get_world_size()
+    if options.device == "cuda":
+        torch.cuda.set_device(rank)
     torch.manual_seed(0)
-    model = make_model()
-    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    model = make_model().to(options.device)
+    fully_shard(model, mesh=init_device_mesh(options.device, (size,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for parameter in model.parameters():  # SGD would make the buffer only in its first step.
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -86,7 +89,8 @@ def main() -> None:
     comm.connect()
     is_newcomer = comm.world_size > 1
     hosts, taken = options.hosts, 0
-    images, labels = draw(2000, seed=int(comm.peer_id[:8], 16)).tensors  # Each process has samples of its own.
+    digits = draw(2000, seed=int(comm.peer_id[:8], 16))  # Each process has samples of its own.
+    images, labels = (tensor.to(options.device) for tensor in digits.tensors)
     bar = Progress(transient=True, disable=rank != 0 or not sys.stdout.isatty())
     shown = bar.add_task("steps", total=options.steps)
     bar.start()

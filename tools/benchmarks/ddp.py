@@ -33,7 +33,7 @@ from common import Row, Rows, add, positive, say, spread
 from workers import LOOPBACK, Master, Worker, call_all, ended_workers
 
 from benchmarks.scenario import BYTES, Column, Scenario, times
-from benchmarks.systems import speeds_beside
+from benchmarks.systems import check_device, speeds_beside
 
 SYSTEMS = ("alone", "gloo", "zpccl", "zpccl+master")
 LAYERS = 8
@@ -48,9 +48,10 @@ class Trainer:
         rank: of this process.
         peers: processes.
         master: address of a master, or "".
+        device: of the model: "cpu" or "cuda".
     """
 
-    def __init__(self, system: str, rank: int, peers: int, master: str) -> None:
+    def __init__(self, system: str, rank: int, peers: int, master: str, device: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ.update(MASTER_ADDR="127.0.0.1")
         if master:
@@ -58,7 +59,7 @@ class Trainer:
         import torch
 
         self.torch: Any = torch
-        self.system, self.rank, self.peers = system, rank, peers
+        self.system, self.rank, self.peers, self.device = system, rank, peers, device
         torch.set_num_threads(1)
 
     def join(self, store: str, size_bytes: int, batch: int) -> None:
@@ -66,9 +67,10 @@ class Trainer:
         torch = self.torch
         width = round((size_bytes / ITEM_BYTES / LAYERS) ** 0.5)
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+        layers = [torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
+        self.model = torch.nn.Sequential(*layers).to(self.device)
         torch.manual_seed(self.rank)
-        self.samples = torch.randn(batch, width)
+        self.samples = torch.randn(batch, width).to(self.device)
         if self.system != "alone":
             from torch.nn.parallel import DistributedDataParallel
 
@@ -89,11 +91,13 @@ class Trainer:
             self.optimizer.zero_grad()
             self.model(self.samples).square().mean().backward()
             self.optimizer.step()
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
         return (time.monotonic() - began) / steps, (time.process_time() - cpu_began) / steps
 
     def digest(self) -> str:
         """A digest of the weights."""
-        weights = b"".join(parameter.detach().numpy().tobytes() for parameter in self.model.parameters())
+        weights = b"".join(parameter.numpy(force=True).tobytes() for parameter in self.model.parameters())
         return hashlib.sha256(weights).hexdigest()
 
     def close(self) -> None:
@@ -109,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(parser, "--steps", 10, "steps of a repetition", type=positive)
     add(parser, "--reps", 7)
     add(parser, "--systems", list(SYSTEMS), "what is measured", choices=SYSTEMS)
+    add(parser, "--device", "cpu", "of the model; all processes share the first GPU", choices=("cpu", "cuda"))
 
 
 def measure_systems(
@@ -150,7 +155,8 @@ def measure(options: argparse.Namespace) -> Rows:
                     workers = stack.enter_context(ended_workers())
                     trainers[system] = workers
                     for rank in range(peers):
-                        workers.append(Worker(f"{system} {rank}", Trainer, system, rank, peers, master))
+                        trainer = (system, rank, peers, master, options.device)
+                        workers.append(Worker(f"{system} {rank}", Trainer, *trainer))
                     call_all(workers, "join", str(directory / system), size_bytes, options.batch)
                 yield from measure_systems(trainers, options, peers, size_bytes)
 
@@ -166,9 +172,9 @@ COLUMNS = [
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    del options
     if importlib.util.find_spec("torch") is None:
         parser.error("DDP needs torch, which `make test-torch` installs")
+    check_device(parser, "--device", options.device)
 
 
 SCENARIO = Scenario(__doc__, add_arguments, measure, "Training steps of DDP", COLUMNS, check)

@@ -504,11 +504,17 @@ def check_tensors(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         parser.error("--tensors needs torch, which `make test-torch` installs")
     if options.batch > 1:
         parser.error("--tensors: batches are of numpy")
-    if "cuda" in options.tensors:
+    for tensors in options.tensors:
+        check_device(parser, "--tensors", tensors)
+
+
+def check_device(parser: argparse.ArgumentParser, option: str, device: str) -> None:
+    """Exits with an error message if an option names a GPU and torch has none."""
+    if device == "cuda":
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--tensors cuda: torch has no GPU here")
+            parser.error(f"{option} cuda: torch has no GPU here")
 
 
 def check_quantize(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
