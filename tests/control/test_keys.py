@@ -136,7 +136,7 @@ def test_no_folder_of_credentials_is_not_the_working_one(
 
 def test_a_list_that_others_can_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "allow"
-    file.write_text("")
+    file.write_text(f"{public_key_of(new_private_key())} alice")
     for mode, is_warned in [(0o600, False), (0o644, False), (0o664, True), (0o646, True)]:
         file.chmod(mode)
         caplog.clear()
@@ -180,6 +180,7 @@ def test_secrets_do_not_show() -> None:
         (["{0} alice", "", "{0} bob"], "line 3"),
         (["{0} alice", "{1} alice"], "line 2"),
         (["{private} alice"], "line 1.* must be a public key"),
+        (["# {0} alice", ""], "allow has no key"),
     ],
 )
 def test_allow_lists_that_are_wrong(tmp_path: Path, lines: list[str], reason: str) -> None:

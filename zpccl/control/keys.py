@@ -191,7 +191,8 @@ def read_allowed(path: Path) -> dict[str, str]:
     """Reads an allow list: one line per peer with its public key and name; # begins a comment.
 
     Raises:
-        InvalidArgument: the file cannot be read, or a line is wrong.
+        InvalidArgument: the file cannot be read, a line is wrong, or there is no key: an empty file is mostly one that
+            is being written, and would remove all peers.
     """
     allowed: dict[str, str] = {}
     try:
@@ -211,6 +212,8 @@ def read_allowed(path: Path) -> dict[str, str]:
         if key in allowed or words[1] in allowed.values():
             raise InvalidArgument(f"{place} has a key or a name that an earlier line has")
         allowed[key] = checked_name(words[1])
+    if not allowed:
+        raise InvalidArgument(f"{path} has no key, so no peer could join")
     if len(allowed) > limits.ALLOWED_KEYS_MAX:
         raise InvalidArgument(f"{path} has {len(allowed)} keys; at most {limits.ALLOWED_KEYS_MAX} are allowed")
     return allowed
