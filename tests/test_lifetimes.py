@@ -395,6 +395,28 @@ def test_a_master_whose_start_fails_ends(monkeypatch: pytest.MonkeyPatch, has_be
         pass
 
 
+@pytest.mark.parametrize("name", ["zpccl-links", "zpccl-peer", "zpccl-master"])
+def test_a_lack_of_threads_is_an_error_of_this_library(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nothing is left of a peer or master that could not begin: the same call succeeds later."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    master = zpccl.MasterNode("127.0.0.1:0")
+    comm = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")
+    with monkeypatch.context() as patch, pytest.raises(zpccl.InternalError, match=f"{name} cannot be started"):
+        patch.setattr(threading.Thread, "start", refuse)
+        master.run() if name == "zpccl-master" else comm.connect()
+    with pytest.raises(zpccl.MasterUnreachable):
+        comm.connect(1)
+    comm.close()
+    with master:
+        pass
+
+
 def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only then does it report that it has ended."""
     close = master_loop.MasterLoop._close

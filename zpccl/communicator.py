@@ -207,6 +207,7 @@ class Communicator(Collectives):
             AuthenticationFailed: the secret or key is not that of the run, or only one side has one.
             PeerUnreachable: this peer could make no data connection to a member.
             InvalidUsage: connected already, or closed.
+            InternalError: the system has no thread to give.
         """
         n_attempts = checked_int(n_attempts, "n_attempts", 1)
         if prefetch is not None and not isinstance(prefetch, SharedState):

@@ -11,7 +11,7 @@ from zpccl.caller import checked_nanoseconds
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 from zpccl.errors import InvalidUsage, public
-from zpccl.state.workers import wait_for_end
+from zpccl.state.workers import start_thread, wait_for_end
 
 if TYPE_CHECKING:
     from zpccl.observe.metrics import MetricsServer
@@ -86,6 +86,7 @@ class MasterNode:
         Raises:
             InvalidArgument: the address is malformed or does not belong to this host.
             InvalidUsage: a port is in use, this master runs already, or prometheus-client is missing.
+            InternalError: the system has no thread to give.
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already")
@@ -107,7 +108,7 @@ class MasterNode:
         self._loop, self._metrics, _, self._ended = run
         self._thread = threading.Thread(target=_run, args=run, name="zpccl-master", daemon=self._is_daemon)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # Ctrl-C, or no thread can be started.
             loop.stop()
             _run(*run)

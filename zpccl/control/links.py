@@ -63,6 +63,7 @@ from zpccl.control.handshake import (
 from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, best_of, public_share
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.messages import Neighbour
+from zpccl.state.workers import start_thread
 
 logger = logging.getLogger("zpccl.links")
 
@@ -227,7 +228,7 @@ class LinkBroker:
         self._has_begun = threading.Lock()  # Taken by the thread, or by a failed constructor.
         self._thread = threading.Thread(target=self._run, name="zpccl-links", daemon=True)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # The system has no thread to give, or Ctrl-C came meanwhile.
             if self._has_begun.acquire(blocking=False):
                 self._loop.close()

@@ -70,7 +70,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.state.offers import Offers
-from zpccl.state.workers import Workers, wait_for_end
+from zpccl.state.workers import Workers, start_thread, wait_for_end
 
 logger = logging.getLogger("zpccl.peer")
 
@@ -250,6 +250,7 @@ class PeerLoop:
 
         Raises:
             InvalidArgument: ZeroMQ rejects the address.
+            InternalError: the system has no thread to give.
         """
         try:
             self._socket.connect(self._endpoints[0])
@@ -258,7 +259,7 @@ class PeerLoop:
             self.close()
             raise self._machine.error from None
         self.call([call], connect_tries)
-        self._thread.start()
+        start_thread(self._thread)
 
     def call(self, calls: Sequence[PendingCall], connect_tries: int = 0) -> None:
         """Makes calls: one or more collectives together, or one other call."""

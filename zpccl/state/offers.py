@@ -44,7 +44,7 @@ from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
 from zpccl.state.transfer import StateTransfer
-from zpccl.state.workers import wait_for_end
+from zpccl.state.workers import start_thread, wait_for_end
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
@@ -284,7 +284,7 @@ class Offer:
 
     def start(self) -> None:
         """Starts the serving thread."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def _serve(self) -> None:
         try:

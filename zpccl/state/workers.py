@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from zpccl import limits
+from zpccl.errors import InternalError
 
 Job: TypeAlias = Callable[[], None]
 _PartT = TypeVar("_PartT")
@@ -90,6 +91,18 @@ class Workers:
                 del job  # Release its memory before waiting.
         finally:
             ended.set()
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Starts a thread.
+
+    Raises:
+        InternalError: the system has no thread to give.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise InternalError(f"the thread {thread.name} cannot be started: {error}") from error
 
 
 def wait_for_end(
