@@ -7,7 +7,7 @@ import pytest
 from zpccl.errors import InvalidUsage
 from zpccl.protocol.messages import Decision, MasterMessage
 
-from .world import Peer, World
+from .world import ONE, TWO, Peer, World, results_of
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["running", "committed"])
@@ -70,3 +70,27 @@ def test_who_is_refused_waits_while_the_others_have_no_plan(dies: bool) -> None:
     assert all(call.result == 4 for call in syncs)
     assert isinstance(refused.result, InvalidUsage)
     world.settle([*reduces, *(peer.reduce() for peer in (p, q, r)[: 3 - len(reduces)])])
+
+
+@pytest.mark.parametrize("addresses", [ONE, TWO])
+def test_a_sync_whose_holder_is_lost_goes_on_at_another_master(addresses: tuple[str, ...]) -> None:
+    """L3: p has fetched all of the state before h, its only holder, is lost. q fetches it from p as the master dies."""
+    world = World()
+    for number, address in enumerate(addresses):
+        world.start_master(address, 77 + number)
+    h, p, q = world.begin_run("hpq", addresses)
+    q.finishes = False
+    syncs = [h.sync(1, "x"), p.sync(0, "y"), q.sync(0, "y")]
+    world.run(0.3)
+    world.kill_peer(h)
+    world.until(lambda: p.member_names == q.member_names == "pq")
+    world.kill_master(addresses[0])
+    world.run(0.5)
+    if addresses is ONE:
+        world.start_master(addresses[0], 78)
+    world.until(lambda: p.machine.is_led and q.machine.is_led)
+    world.run(1)
+    assert not any(call.has_ended for call in syncs)
+    q.finish_sync()
+    world.settle(syncs[1:])
+    assert results_of(syncs[1:]) == [1, 1]

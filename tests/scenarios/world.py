@@ -117,7 +117,8 @@ class Peer:
         self.address = masters[0]
         self.connection: Connection | None = None
         self.finishes = True
-        """False: an attempt ends only by `finish()`."""
+        """False: an attempt ends only by `finish()`, and a fetch by `finish_sync()`."""
+        self.fetching = 0  # The sync that it fetches for, or did last.
         self.running: dict[int, int] = {}  # Attempts that the data plane works on, and the result of each.
         self.sent: list[PeerMessage] = []
         self.log: list[str] = []
@@ -201,7 +202,8 @@ class Peer:
             if effect.commit:
                 self._values[self._call_of[effect.attempt_id]] = value
         elif isinstance(effect, effects.StartSync) and effect.how.fetch:
-            self.world.after(ATTEMPT_NS, lambda: self.handle(events.FetchDone(effect.attempt_id)))
+            self.fetching = effect.attempt_id
+            self.world.after(ATTEMPT_NS, lambda: self.finish_sync() if self.finishes else None)
         elif isinstance(effect, (effects.Resolve, effects.Reject)):
             is_ok = isinstance(effect, effects.Resolve)
             call = self._calls[effect.call_id]
@@ -217,6 +219,10 @@ class Peer:
         for running in list(self.running) if attempt_id is None else [attempt_id]:
             if running in self.running:
                 self.handle(events.ReduceDone(running, self.running[running]))
+
+    def finish_sync(self) -> None:
+        """The data plane finishes the fetch that was started last."""
+        self.handle(events.FetchDone(self.fetching))
 
     # --- The connection ---------------------------------------------------------------------------------------------
 

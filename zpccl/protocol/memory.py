@@ -121,8 +121,8 @@ class Memory:
             else:
                 contents = _told_contents(call.spec, call.plan.how)
                 brief = replace(call.plan, how=replace(call.plan.how, fetch=contents, sources=(), partial_seeds=()))
-                has_failed = call.report is not None and not call.report.ok
-                running.append(Running(brief, is_open=bool(call.plan.how.fetch) or has_failed))
+                has_all = call.report.ok if call.report is not None else not call.plan.how.fetch
+                running.append(Running(brief, is_open=not has_all))
         return RunReport(
             hello,
             oldest_call_id,

@@ -289,7 +289,7 @@ class Running(_Message, frozen=True):
     spec: CollectiveSpec | None = None
     """None for a sync."""
     is_open: bool = True
-    """In a sync, True if the sender has yet to report: it had something to fetch, or has lost what it held."""
+    """In a sync, False if the sender has all of the elected state; it may have fetched it."""
 
 
 class RunReport(_Message, tag="run_report", frozen=True):

@@ -72,6 +72,7 @@ class TakeOver:
             self._syncs.restore_last(group, last.value, completed)
         for reporter, running in history.take_running(peers):
             self._operations.restore(running, peers[reporter])
+        self._syncs.on_restored()
         self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
         self._rounds.answer_missed()
         for peer in without:

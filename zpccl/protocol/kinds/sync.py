@@ -312,7 +312,12 @@ class StateSyncs(Kind[Transfer]):
         transfer.free[reporter] = {entry.key: entry.digest for entry in how.fetch}
         if not running.is_open:
             transfer.done.add(reporter)
-        self._plan_anew(transfer)
+
+    def on_restored(self) -> None:
+        """All syncs that peers report are restored. Before that, who has its plan or all of the state was not known."""
+        for transfer in self.transfers():
+            if transfer.is_taken_over:
+                self._plan_anew(transfer)
 
     def _plan_anew(self, transfer: Transfer) -> None:
         """Plans for peers that never got the plan, once the first holder that is left has offered again.
