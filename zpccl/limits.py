@@ -301,6 +301,8 @@ LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND
 """A link counts as down once failed attempts on it have taken this long in total, without a success since."""
+LINK_FAILING_SYNCS_MAX_NS = 2 * LINK_FAILING_MAX_NS
+"""Syncs use a link that counts as down until it has taken this long. A long fetch may fail twice and then succeed."""
 UNEXPLAINED_STALL_MIN_NS = 5 * SECOND
 """If an attempt fails after at least this time and no peer reports a link, every link of its ring becomes doubtful.
 Attempts that fail sooner lack a link that its ends are about to report, or were withdrawn."""

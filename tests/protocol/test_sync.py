@@ -718,3 +718,25 @@ def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int
     for name in "ab":
         bench.begin(name, 9)
     assert bench.machine.operations.running and not bench.machine.operations.pending
+
+
+@pytest.mark.parametrize("holders", ["a", "ab", "abde"])
+def test_who_can_fetch_over_none_of_its_links_is_removed(holders: str) -> None:
+    """L2: all links of c come up again and again, and carry nothing large. Otherwise the others would never sync."""
+    bench = bench_of("a", "c", *holders[1:])
+    for call_id in range(1, 20):
+        begun_ns, plans = bench.now_ns, plans_of(bench)
+        for name in {*holders, "c"}:
+            bench.say(name, offer(call_id, int(name != "c"), w("old" if name == "c" else "new")))
+        if plans_of(bench) == plans:
+            break
+        sources = fetching(plans_of(bench)["c"]).sources
+        bench.tick(limits.PATH_TIMEOUT_NS)
+        dropped = tuple(Dropped(source, "the link to it was lost") for source in sources)
+        number = plans_of(bench)["c"].attempt_id
+        bench.fetched("c", call_id, number, ok=False, fault=sources[-1], reason="lost", dropped=dropped)
+    assert begun_ns <= 2 * limits.LINK_FAILING_SYNCS_MAX_NS
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == holders
+    verdict = bench.verdict("a", call_id)
+    assert verdict is not None and (verdict.committed or holders == "a")

@@ -149,9 +149,12 @@ class Paths:
         return found if found and not self.can_join(members, joiner) else []
 
     def sources(self, receiver: Peer, holders: Sequence[Peer], now_ns: int) -> list[Peer]:
-        """The holders to which a receiver has a link, those with suspected links last."""
-        faults = self._live_faults(now_ns)
-        linked = [holder for holder in holders if self._registry.are_linked(receiver, holder)]
+        """The holders to which a receiver has a link, those with suspected links last, without those that fail always.
+
+        Otherwise a fetcher whose links come up but carry nothing would make every sync fail, and never be removed.
+        """
+        faults, failing_max_ns = self._live_faults(now_ns), limits.LINK_FAILING_SYNCS_MAX_NS
+        linked = [holder for holder in holders if self._is_usable(receiver, holder, faults, failing_max_ns)]
 
         def is_suspect(holder: Peer) -> bool:
             fault = faults.get(frozenset((receiver, holder)))
@@ -182,11 +185,13 @@ class Paths:
                 bits[other] &= ~(1 << worst.slot)
         return found
 
-    def _is_usable(self, one: Peer, other: Peer, faults: dict[Edge, Fault]) -> bool:
+    def _is_usable(
+        self, one: Peer, other: Peer, faults: dict[Edge, Fault], failing_max_ns: int = limits.LINK_FAILING_MAX_NS
+    ) -> bool:
         if not self._registry.are_linked(one, other):
             return False
         fault = faults.get(frozenset((one, other))) if faults else None
-        return fault is None or fault.cost_ns < limits.LINK_FAILING_MAX_NS
+        return fault is None or fault.cost_ns < failing_max_ns
 
     # --- Faults -----------------------------------------------------------------------------------------------------
 

@@ -384,8 +384,9 @@ class StateSyncs(Kind[Transfer]):
             transfer.done.add(peer)
             return self._operations.decide(transfer)
         fault = tuple(source for source in transfer.calls if source.peer_id == report.fault)
-        for source in fault:
-            if source is not peer:
+        dropped = {dropped.peer for dropped in report.dropped}
+        for source in transfer.calls if fault else ():
+            if (source in fault or source.peer_id in dropped) and source is not peer:
                 cost_ns = cost_of(frozenset((peer, source)), transfer.begun_ns, self._outbox.now_ns)
                 self._paths.blame(peer, source, cost_ns, 0, self._outbox.now_ns)
         reason = report.reason or "a transfer failed"
