@@ -188,6 +188,9 @@ differs by peer and may be twice as long, so that peers do not move around the m
 HOST_TIMEOUT_NS = 600 * SECOND
 """How long a peer waits for admission, at all masters together, while some peers of its host have not registered. The
 processes of a host start together, and one that died is started again within this time or not at all."""
+HOST_NAMESAKE_WAIT_NS = 30 * SECOND
+"""How long pending peers wait while a host with the name of theirs has all its peers in the run. If those are former
+processes of the host, the master has noticed by then that they are gone."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS

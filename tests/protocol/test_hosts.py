@@ -195,6 +195,19 @@ def test_a_host_returns_once_the_old_one_is_gone(bench: MasterBench) -> None:
     assert bench.names() == "cdef"
 
 
+def test_another_host_of_the_same_name_is_told(bench: MasterBench) -> None:
+    """L1: its peers would wait as long as the other host takes part, and no log would say why."""
+    begun_ns = bench.now_ns
+    come(bench, "ef", host="one")
+    link(bench)
+    while bench.pending():
+        bench.tick_at_deadline()
+    assert bench.now_ns - begun_ns == limits.HOST_NAMESAKE_WAIT_NS
+    reason = "peers of a host one are members; use another host= name for another host"
+    assert kicked(bench) == {"e": reason, "f": reason}
+    assert bench.names() == "abcd"
+
+
 @pytest.mark.parametrize("how", ["leaves", "is lost"])
 def test_a_pending_peer_that_goes_takes_its_host_along(bench: MasterBench, how: str) -> None:
     """L1: otherwise the others of its host would wait for their admission without end."""

@@ -265,6 +265,7 @@ class MasterMachine:
             return deadlines[0]
         deadlines += [self.operations.deadline_ns(), self._stragglers.deadline_ns()]
         deadlines += [apart_ns + limits.HOST_WAIT_NS for _, apart_ns in self.registry.apart()]
+        deadlines += [peer.registered_ns + limits.HOST_NAMESAKE_WAIT_NS for peer in self.registry.namesakes()]
         is_whole = len(self.registry.by_connection) == len(self.registry.peers)  # If so, only pending peers can be due.
         may_lead = is_whole or self._may_lead()
         for peer in self.registry.pending() if is_whole else self.registry.peers.values():
@@ -693,6 +694,7 @@ class MasterMachine:
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
+        self._remove_namesakes(now_ns)
         overdue = self.operations.tick(now_ns)
         if overdue and self._losses.network is not NetworkState.UP:
             self.operations.wait_again(now_ns)
@@ -716,6 +718,13 @@ class MasterMachine:
             reason = f"some peers of host {peer.host} have not registered at this master"
             self._outbox.send(peer, Refused(Refusal.NO_QUORUM, reason))
             self._lose(peer, _SENT_ON, now_ns, Level.INFO)
+
+    def _remove_namesakes(self, now_ns: int) -> None:
+        """Removes pending peers of a second host of one name. They would wait as long as the first one takes part."""
+        for peer in self.registry.namesakes():
+            if now_ns - peer.registered_ns >= limits.HOST_NAMESAKE_WAIT_NS:
+                reason = f"peers of a host {peer.host} are members; use another host= name for another host"
+                self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
 
     def _may_be_lost(self, peer: Peer) -> bool:
         """False for a member whose loss must wait until the connected members have committed the current list."""

@@ -230,6 +230,14 @@ class Registry:
             if peer.apart_ns is not None and not peer.is_left_over
         ]
 
+    def namesakes(self) -> list[Peer]:
+        """Connected pending peers of a host with the name of another one, of which all peers are connected members."""
+        hosts = {peer.host for peer in self.connected_pending() if peer.host}
+        if hosts:
+            hosts -= {peer.host for peer in self.order if peer.connection is None}
+            hosts &= {peer.host for peer in self.order}
+        return [peer for peer in self.connected_pending() if peer.host in hosts]
+
     def misfit_of_host(self, host: str, host_size: int) -> str:
         """Why a new peer does not fit the connected pending peers of its host; empty if it does."""
         others = [peer for peer in self.connected_pending() if host and peer.host == host]
