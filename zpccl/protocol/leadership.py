@@ -89,6 +89,11 @@ def are_quorums(present: Container[bytes], accepted: MemberList) -> bool:
     return is_quorum(present, accepted.members) and is_quorum(present, accepted.old_members)
 
 
+def is_new(hello: Hello) -> bool:
+    """True for a peer that has not heard of any run: it has promised nothing."""
+    return hello.run_id == NO_ID and hello.leader == NO_ID and not hello.is_member
+
+
 def is_sole(peer_id: bytes, accepted: MemberList) -> bool:
     """True if a peer is the only member of a list and of its old members: no quorum can do without it."""
     return accepted.members | accepted.old_members == {peer_id}
@@ -318,7 +323,8 @@ class Candidate:
     def summon(self) -> list[Hashable]:
         """Connections of held peers to ask for a report: members of the list to continue with that do not know it.
 
-        They count for the quorum like other members, once they have promised.
+        They count for the quorum like other members, once they have promised. One of several masters also asks members
+        that no run has registered, as far as they know: it may need their promise, and no other run has it.
         """
         if not self.held or self.chosen is None:
             return []
@@ -326,7 +332,8 @@ class Candidate:
         newest = self._newest(chosen)
         members, found = newest.members | newest.old_members, []
         for connection, held in self.held.items():
-            if not held.is_summoned and held.hello.run_id == chosen and held.hello.peer_id in members:
+            is_of_run = held.hello.run_id == chosen or (is_new(held.hello) and len(held.hello.masters) > 1)
+            if not held.is_summoned and is_of_run and held.hello.peer_id in members:
                 held.is_summoned = True
                 found.append(connection)
         return found

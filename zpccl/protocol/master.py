@@ -50,7 +50,7 @@ from zpccl.protocol.identity import is_peer_id_of
 from zpccl.protocol.kinds.collective import Collectives
 from zpccl.protocol.kinds.sync import StateSyncs
 from zpccl.protocol.kinds.topology import Rounds
-from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_sole
+from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_new, is_sole
 from zpccl.protocol.losses import Losses, NetworkState
 from zpccl.protocol.master_list import CommonList
 from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, names
@@ -432,11 +432,10 @@ class MasterMachine:
         may also wait in a run that began meanwhile and that nobody leads any more. With several masters this case does
         not count: another master may lead that run, and the peer may have forgotten a promise that it made here.
         """
-        is_new = hello.run_id == NO_ID and hello.leader == NO_ID
         was_here = hello.run_id == self.run_id and hello.term == self.term and self._has_our_promise(hello)
         waits_elsewhere = hello.run_id not in (NO_ID, self.run_id) and not self._leader.needs_quorum
         is_known = hello.is_member or hello.is_returning
-        is_unaware = not is_known and (is_new or was_here or waits_elsewhere)
+        is_unaware = not is_known and (is_new(hello) or was_here or waits_elsewhere)
         return is_unaware and not known.has_reported and known.may_have(hello.token)
 
     def _ask_again(self, connection: Hashable) -> bool:
@@ -989,6 +988,8 @@ class MasterMachine:
         elif not candidate.knows(connection):
             self._outbox.reply(connection, Refused(Refusal.UNREGISTERED, "send a Hello first"))
         for summoned in candidate.summon():
+            if is_new(candidate.held[summoned].hello):  # It promises nothing before a run has registered it.
+                self._outbox.reply(summoned, Welcome(candidate.chosen or NO_ID, *candidate.promise))
             self._ask_for_report(summoned, candidate.promise)
 
     def _on_early_hello(self, candidate: Candidate, event: PeerMessageReceived, hello: Hello, now_ns: int) -> None:
@@ -1015,8 +1016,11 @@ class MasterMachine:
 
     def _may_yield_to(self, hello: Hello) -> bool:
         """True for a member of an earlier run, while the run led here has decided nothing."""
-        has_history = self._history is not None and self._history.has_decided
-        return self._is_of_other_run(hello) and not has_history and not self._has_decided()
+        return self._is_of_other_run(hello) and not self._must_not_yield()
+
+    def _must_not_yield(self) -> bool:
+        """True once this run has decided something: under this master, or, as a report tells, under an earlier one."""
+        return self._has_decided() or (self._history is not None and self._history.has_decided)
 
     def _decision_count(self) -> int:
         counts = self.counts
@@ -1037,7 +1041,7 @@ class MasterMachine:
     def _settle_yielding(self, phase: Yielding, now_ns: int) -> None:
         """Yields to an earlier run whose quorum is back, or refuses its members once something is decided here."""
         earlier = phase.candidate
-        if self._has_decided():
+        if self._must_not_yield():
             self._phase = phase.own
             for connection in earlier.connections():
                 self._refuse_session(connection)
@@ -1128,8 +1132,8 @@ class MasterMachine:
             return self._on_hello(event, bound, hello, now_ns)
         if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_report(event.connection, report)
-        is_new = hello.peer_id not in self.registry.old_members or self._would_admit(history, report)
-        if known is None and is_new and not self._leader.may_change:
+        may_join = hello.peer_id not in self.registry.old_members or self._would_admit(history, report)
+        if known is None and may_join and not self._leader.may_change:
             if len(self._deferred) < limits.PEERS_MAX:
                 self._asked.add(event.connection)
                 self._deferred[hello.peer_id] = lambda then_ns: self._on_late_report(event, report, then_ns)

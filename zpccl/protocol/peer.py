@@ -670,6 +670,8 @@ class PeerMachine:
         elif message.refusal is Refusal.UNKNOWN_SESSION and has_others and not self._is_final(message):
             self._log(Level.WARNING, f"{self._masters.address} is not the master of this run: {message.reason}")
             self._on_try_failed(message.reason, now_ns)
+        elif message.refusal is Refusal.UNKNOWN_SESSION and self.is_unregistered:
+            pass  # It answers a report or Hello from before the run yielded. The Hello since then will be answered.
         elif message.refusal is Refusal.UNKNOWN_SESSION:
             self._close(Kicked(f"{message.reason}; connect again to take part", reason=message.reason))
         elif message.refusal is Refusal.FULL:

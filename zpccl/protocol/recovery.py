@@ -44,7 +44,7 @@ class History:
         of_run = [report for report in reports if report.hello.run_id == run_id]
         self.run_id = run_id
         self.adopted = descend(map(MemberList.of, of_run))
-        self.adopted_term = max(report.hello.term for report in of_run)
+        self.adopted_term = max((report.hello.term for report in of_run if report.members), default=0)
         self.has_decided = False
         self._reports: dict[bytes, RunReport] = {}  # The added reports, by reporting peer.
         self._reporters: list[bytes] = []  # Reporting peers that take_reporters has not returned yet.
@@ -216,6 +216,9 @@ def is_plausible(report: RunReport) -> bool:
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = (
         max(report.parent, report.since) <= report.epoch
-        and report.epoch >> limits.EPOCH_BITS <= hello.term < hello.promised
+        and report.epoch >> limits.EPOCH_BITS <= hello.term
+        and (hello.term < hello.promised or (hello.term == hello.promised and not report.members))
     )
-    return is_of_term and len(members) == len(report.members)
+    plans = [running.plan for running in report.running]
+    are_whole = all(len(plan.calls) == len(plan.order) == len(plan.participants) for plan in plans)
+    return is_of_term and len(members) == len(report.members) and are_whole

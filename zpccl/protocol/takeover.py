@@ -93,6 +93,8 @@ class TakeOver:
             peer = self._registry.peers.get(peer_id)
             if peer is None or not peer.has_reported or call_id in peer.answers:
                 continue
+            if self._operations.attempt_of(peer, call_id) is not None:
+                continue  # A false report: this call is in another attempt.
             if call_id < peer.oldest_call_id:
                 peer.open_calls.pop(call_id, None)  # Another peer had reported that it runs.
                 continue

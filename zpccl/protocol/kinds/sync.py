@@ -286,7 +286,15 @@ class StateSyncs(Kind[Transfer]):
     def restore(self, running: Running, reporter: Peer, calls: dict[Peer, int]) -> None:
         """Continues a sync of a former master, as a participant with its plan reports it."""
         plan, how = running.plan, running.plan.how
-        calls = {peer: calls[peer] for peer in self._operations.present(calls) if calls[peer] not in peer.answers}
+        known = self._operations.running.get(plan.attempt_id)
+        if known is not None and known.key != Key(SYNC, reporter.group):
+            return  # A false report.
+        open_calls: dict[Peer, int] = {}
+        for peer in self._operations.present(calls):
+            is_free = self._operations.attempt_of(peer, calls[peer]) in (None, self._transfer_of(reporter))
+            if is_free and calls[peer] not in peer.answers:
+                open_calls[peer] = calls[peer]
+        calls = open_calls
         if reporter not in calls or not isinstance(how, Fetching):
             return  # The reporter does not take part in it any more.
         transfer = self._transfer_of(reporter)

@@ -1,0 +1,102 @@
+"""L3, and false reports: what a master that takes a run over makes of late and contradictory reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from zpccl import limits
+from zpccl.protocol.messages import Plan, Refusal, Refused, Running
+
+from .harness import reducing, running_attempt, running_sync, spec
+from .takeover import TakeOver, hello_of, report_of
+from .test_recovery import outcome
+
+OTHER_RUN = b"x" * 16
+
+
+@pytest.mark.parametrize("what", ["outcome", "running"])
+def test_a_run_does_not_yield_once_a_late_report_tells_that_it_has_decided(what: str) -> None:
+    """L3, S2: c, d and e were admitted last and know of nothing decided. a and b report after the master has begun to
+    collect the reports of another run."""
+    bench = TakeOver()
+    for name in "cde":
+        bench.report(name, "abcde", waits=False)
+    bench.recover()
+    assert bench.names() == "abcde"
+    run_id = bench.machine.run_id
+    bench.connections["x"] = "x1"
+    bench.say("x", hello_of("x", OTHER_RUN))
+    bench.say("x", report_of("x", "x", 3, run_id=OTHER_RUN))
+    facts: dict[str, Any] = {
+        "outcome": {"outcomes": (outcome(1, True, "ab", 1, 1),)},
+        "running": {"running": (running_attempt(7, "ab", (3, 4), spec()),)},
+    }[what]
+    for name in "ab":
+        bench.connections[name] = f"{name}1"
+        report = report_of(name, "abcde", **facts)
+        bench.say(name, report.hello)
+        bench.say(name, bench.promising(report, bench.machine._leader.promise))
+    for _ in range(3):
+        bench.tick(limits.SECOND)
+    assert bench.names() == "abcde" and bench.machine.run_id == run_id
+    for name in "abcde":
+        refusals = [m.refusal for m in bench.said[bench.connections[name]] if isinstance(m, Refused)]
+        assert Refusal.YIELDED not in refusals
+    assert [m.refusal for m in bench.said["x1"] if isinstance(m, Refused)][-1] is Refusal.UNKNOWN_SESSION
+
+
+def lying(*running: Running) -> TakeOver:
+    """a and b have reported; b lied."""
+    bench = TakeOver()
+    bench.report("a", "ab", waits=False)
+    bench.report("b", "ab", waits=False, running=running)
+    bench.recover()
+    return bench
+
+
+def test_one_call_in_a_collective_and_in_a_sync() -> None:
+    """A false report must not crash the master: a's call would be answered twice."""
+    bench = lying(running_attempt(7, "ab", (3, 4), spec()), running_sync(8, 2, "a", "ab", (3, 4), False))
+    for name, call_id in (("a", 3), ("b", 4)):
+        bench.finish(name, call_id, 7)
+    for name, call_id in (("a", 3), ("b", 4)):
+        bench.fetched(name, call_id, 8)
+    assert bench.verdict("a", 3) is not None
+
+
+def test_one_attempt_id_for_a_collective_and_a_sync() -> None:
+    """The same: two attempts with one id."""
+    bench = lying(running_attempt(7, "ab", (3, 4), spec()), running_sync(7, 2, "a", "ab", (5, 6), False))
+    for name, call_id in (("a", 3), ("b", 4)):
+        bench.finish(name, call_id, 7)
+    assert bench.verdict("a", 3) is not None
+
+
+def test_a_call_that_runs_and_has_an_outcome_of_another_attempt() -> None:
+    """The same, with an outcome that comes late."""
+    bench = TakeOver()
+    for name in "ac":
+        bench.report(name, "abc", waits=False, running=(running_attempt(7, "ac", (3, 4), spec()),))
+    bench.recover()
+    bench.connections["b"] = "b1"
+    report = report_of("b", "abc", outcomes=(outcome(5, False, "ac", 3, 4),))
+    bench.say("b", report.hello)
+    bench.say("b", bench.promising(report, bench.machine._leader.promise))
+    for name, call_id in (("a", 3), ("c", 4)):
+        bench.finish(name, call_id, 7)
+    assert bench.verdict("a", 3) is not None
+
+
+def test_a_plan_that_lacks_calls_is_no_plan() -> None:
+    """The master would not find the participants of its ring."""
+    bench = TakeOver()
+    bench.report("a", "ab", waits=False)
+    false = replace(running_attempt(7, "ab", (3, 4), spec()), plan=Plan(7, (3,), reducing("ab")))
+    bench.connections["b"] = "b1"
+    report = report_of("b", "ab", running=(false,))
+    bench.say("b", report.hello)
+    (told,) = bench.say("b", report)
+    assert told[1].refusal is Refusal.UNKNOWN_SESSION
