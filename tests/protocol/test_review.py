@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol.messages import Plan, Refusal, Refused, Running
+from zpccl.protocol.messages import Linked, Plan, Refusal, Refused, Running, Vote, Votes
 
-from .harness import reducing, running_attempt, running_sync, spec
+from .harness import offer, pids, reducing, running_attempt, running_sync, spec
+from .standby import TWO, Standby
 from .takeover import TakeOver, hello_of, report_of
 from .test_recovery import outcome
 
@@ -30,10 +31,9 @@ def test_a_run_does_not_yield_once_a_late_report_tells_that_it_has_decided(what:
     bench.connections["x"] = "x1"
     bench.say("x", hello_of("x", OTHER_RUN))
     bench.say("x", report_of("x", "x", 3, run_id=OTHER_RUN))
-    facts: dict[str, Any] = {
-        "outcome": {"outcomes": (outcome(1, True, "ab", 1, 1),)},
-        "running": {"running": (running_attempt(7, "ab", (3, 4), spec()),)},
-    }[what]
+    facts: dict[str, Any] = {"outcomes": (outcome(1, True, "ab", 1, 1),)}
+    if what == "running":
+        facts = {"running": (running_attempt(7, "ab", (3, 4), spec()),)}
     for name in "ab":
         bench.connections[name] = f"{name}1"
         report = report_of(name, "abcde", **facts)
@@ -100,3 +100,44 @@ def test_a_plan_that_lacks_calls_is_no_plan() -> None:
     bench.say("b", report.hello)
     (told,) = bench.say("b", report)
     assert told[1].refusal is Refusal.UNKNOWN_SESSION
+
+
+@pytest.mark.parametrize("kind", ["sync", "empty"])
+def test_a_participant_that_registers_again_is_no_survivor(kind: str) -> None:
+    """L1: d was admitted and has voted, but heard neither that its list is committed nor of a plan. It was removed, so
+    it registers again, and gives its call up. b reports late: it alone has got the plan, which names d."""
+    bench = Standby()
+    of: dict[str, Any] = {"members": "abcd", "epoch": 5, "old_members": pids("abc"), "parent": 4}
+    for name in "ac":
+        bench.report(name, **of)
+    bench.recover()
+    bench.see("a", "c")
+    bench.say("a", Linked(pids("bc")))
+    bench.say("c", Linked(pids("ab")))
+    empty = spec(count=0)
+    for name in "ac":
+        bench.say(name, offer(1, 1) if kind == "sync" else Votes(0, (Vote(1, empty),)))
+    bench.tick(limits.QUORUM_WAIT_NS)
+    bench.see("a", "c")
+    assert bench.names() == "abc"
+    bench.connections["d"] = "d1"
+    hello = replace(hello_of("d"), is_member=False, is_returning=True, **TWO)
+    bench.say("d", hello)
+    assert bench.pending() == "d"
+    bench.tick(limits.SECOND)
+    bench.connections["b"] = "b1"
+    calls = (1, 1, 1, 1)
+    is_sync = kind == "sync"
+    ran = running_sync(7, 1, "abcd", "abcd", calls, False) if is_sync else running_attempt(7, "abcd", calls, empty)
+    late = report_of("b", **of, running=(ran,), hello=replace(hello_of("b"), **TWO))
+    bench.say("b", late.hello)
+    bench.say("b", bench.promising(late, bench.machine._leader.promise))
+    bench.see("a", "b", "c")
+    if kind == "sync":
+        bench.say("b", offer(1, 1))
+    for name in "abc":
+        bench.finish(name, 1, 7) if kind == "empty" else bench.fetched(name, 1, 7)
+    bench.link("a", "b", "c", "d")
+    for _ in range(90):
+        bench.tick(limits.SECOND)
+    assert all(bench.verdict(name, 1) is not None for name in "abc")

@@ -647,10 +647,13 @@ class Operations:
         return [peer for peer in peers if self._registry.peers.get(peer.peer_id) is peer]
 
     def restore(self, running: Running, reporter: Peer) -> None:
-        """Continues an attempt of a former master whose outcome no reporting peer knows."""
+        """Continues an attempt of a former master whose outcome no reporting peer knows.
+
+        A participant that was removed and waits to be admitted again has given its call up: it is none any more.
+        """
+        members = {peer.peer_id: peer for peer in self._registry.order}
         calls = {
-            self._registry.peers.get(peer_id) or absent(peer_id): call_id
-            for peer_id, call_id in running.plan.participants.items()
+            members.get(peer_id) or absent(peer_id): call_id for peer_id, call_id in running.plan.participants.items()
         }
         function = COLLECTIVE if isinstance(running.plan.how, Reducing) else SYNC
         self._kinds[function].restore(running, reporter, calls)

@@ -23,6 +23,7 @@
     [1] If it comes from the promised leadership; else the peer ignores it.
     [2] If the promise is granted; else Hello. A returning peer that no run has registered since sends Hello.
     [3] With one master: CLOSED. A member also closes if a committed list, its own or a later one, has removed it.
+        With one master, a returning peer that no run has registered since ignores it: an earlier message is refused.
     [4] CLOSED if no try is left, or if all masters are of other versions. [5] Not while a master leads this peer.
     [6] The session connects again. With only one master, "next master" means the same one.
     [7] As for YIELDED if the peer knows of no planned or decided operation of its run, and if the only master leads
