@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -120,6 +121,35 @@ def test_a_call_that_has_started_ahead_gets_another_plan(
     finish(first), finish(second)
     assert all((tensor == 3).all() for tensor in tensors)
     assert still_works(pair)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize("count", [1000, 1 << 18], ids=["small", "large"])
+def test_a_second_attempt_at_a_call_has_its_input_without_restore(trio: Run, count: int, algorithm: str) -> None:
+    """S1: a peer gives a call up that it has started ahead. The others have its data when it calls again: they begin
+    anew, with their inputs.
+    """
+
+    def reduce(comm: zpccl.Communicator, value: int, timeout: float | None = None) -> np.ndarray[Any, Any]:
+        tensor = np.full(count, value, np.float32)
+        comm.all_reduce(tensor, tensor, tag=19, algorithm=algorithm, restore=False, timeout=timeout)
+        return tensor
+
+    loops = [loop_of(comm) for comm in trio.comms]
+    for i, hasty in enumerate(trio.comms):
+        trio.all(lambda comm: reduce(comm, 1))
+        while not all(19 in loop._machine._ahead for loop in loops):
+            trio.all(lambda comm: reduce(comm, 1))
+            until(lambda: not any(loop._machine.calls for loop in loops))
+        with pytest.raises(zpccl.OperationTimeout):
+            reduce(hasty, 100, timeout=0.2)
+        others = [k for k in range(3) if k != i]
+        started = [trio.start(reduce, trio.comms[k], 1) for k in others]
+        until(lambda others=others: all(any(c.ahead for c in [*loops[k]._machine.calls.values()]) for k in others))
+        time.sleep(0.2)  # They exchange what they can.
+        results = [reduce(hasty, 100), *map(finish, started)]
+        assert all((result == 102).all() for result in results)
+    assert still_works(trio)
 
 
 def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:

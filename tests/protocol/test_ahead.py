@@ -430,8 +430,8 @@ def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
 # --- The peer ---------------------------------------------------------------------------------------------------------
 
 
-def start(call_id: int, attempt_id: int, names: str = "ab") -> StartReduce:
-    return StartReduce(call_id, attempt_id, reducing(names), tells_digest=True)
+def start(call_id: int, attempt_id: int, names: str = "ab", *, is_ahead: bool = False) -> StartReduce:
+    return StartReduce(call_id, attempt_id, reducing(names), tells_digest=True, is_ahead=is_ahead)
 
 
 def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
@@ -463,17 +463,17 @@ def test_the_vote_for_what_only_the_master_decides_is_sent_at_once() -> None:
 def test_the_same_call_starts_at_once() -> None:
     """The data plane starts first: it does not wait for the vote."""
     peer = after_a_commit()
-    assert peer.reduce(11) == [start(11, AHEAD), vote(11)]
+    assert peer.reduce(11) == [start(11, AHEAD, is_ahead=True), vote(11)]
     assert peer.handle(events.ReduceDone(AHEAD, 7)) == [Send(Report(11, AHEAD, True, digest=7, count=2))]
     decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=(AHEAD + 1,))
     assert peer.hear(decision) == [EndReduce(AHEAD, True), Resolve(11, 2)]
-    assert peer.reduce(12) == [start(12, AHEAD + 1), vote(12, AHEAD + 1)]
+    assert peer.reduce(12) == [start(12, AHEAD + 1, is_ahead=True), vote(12, AHEAD + 1)]
 
 
 def test_a_plan_ahead_that_is_void_is_not_used() -> None:
     """L2: otherwise all calls that are planned ahead would use a path that has fallen."""
     peer = after_a_commit(plan=replace(plan_of(10), ahead=(AHEAD + 1,)))
-    assert peer.reduce(11)[0] == start(11, AHEAD + 1)
+    assert peer.reduce(11)[0] == start(11, AHEAD + 1, is_ahead=True)
     peer.handle(events.ReduceDone(AHEAD + 1, 7))
     peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1, order=pids("ab"), calls=(11, 3), is_ahead_void=True))
     assert peer.reduce(12) == [vote(12, 0)]

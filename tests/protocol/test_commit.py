@@ -85,8 +85,8 @@ class Bench(PeerBench):
         return self.hear(Decision(call_id, 0, 3, attempt_id=attempt_id, **facts))
 
 
-def start(call_id: int, attempt_id: int, *, tells_digest: bool = True) -> StartReduce:
-    return StartReduce(call_id, attempt_id, reducing("abc"), tells_digest=tells_digest)
+def start(call_id: int, attempt_id: int, *, tells_digest: bool = True, is_ahead: bool = True) -> StartReduce:
+    return StartReduce(call_id, attempt_id, reducing("abc"), tells_digest, is_ahead)
 
 
 def end(call_id: int = 10, attempt_id: int = FIRST_ATTEMPT, count: int = 3) -> list[Any]:
@@ -233,7 +233,7 @@ def test_a_plan_frees_who_has_told_the_digest_of_a_plan_ahead() -> None:
     bench.give_up(11)
     effects = bench.hear(plan_of(11, 99, "abc"))
     assert effects[:2] == [EndReduce(AHEAD[0], False), Send(Withdraw(11))]
-    assert effects[2] == start(11, 99, tells_digest=False), "it has withdrawn"
+    assert effects[2] == start(11, 99, tells_digest=False, is_ahead=False), "it has withdrawn"
     assert bench.done(99) == [Send(Report(11, 99, True, digest=7, count=3))]
 
 

@@ -161,7 +161,7 @@ class PendingCall:
             input_address=self.send.address,
             output_address=recv.address,
             frame_bytes=how.frame_bytes,
-            restore=self.restore,
+            restore=self.restore or start.is_ahead,
             kind=kind,
             owners=owners,
             algorithm=Algorithm.DIRECT if how.lanes else self.algorithm,

@@ -86,12 +86,15 @@ class StartReduce:
         how: the plan.
         tells_digest: the data plane tells all other participants the digest of the result as soon as it has the result,
             unless the call is withdrawn before. A broken link may lose the digest.
+        is_ahead: another attempt at the same call may follow this one, with the same input. So the old contents of the
+            buffers are kept, whatever the user says.
     """
 
     call_id: int
     attempt_id: int
     how: Reducing
     tells_digest: bool = False
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

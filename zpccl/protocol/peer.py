@@ -1061,9 +1061,8 @@ class PeerMachine:
         self._attempt_max = max(self._attempt_max, plan.attempt_id)
         if isinstance(plan.how, Fetching):
             return self._effects.append(StartSync(call.call_id, plan.attempt_id, plan.how))
-        return self._effects.append(
-            StartReduce(call.call_id, plan.attempt_id, plan.how, tells_digest=self._tells_digest(call))
-        )
+        tells_digest, is_ahead = self._tells_digest(call), bool(call.ahead)
+        return self._effects.append(StartReduce(call.call_id, plan.attempt_id, plan.how, tells_digest, is_ahead))
 
     @staticmethod
     def _tells_digest(call: Call) -> bool:
