@@ -152,6 +152,27 @@ def test_a_second_attempt_at_a_call_has_its_input_without_restore(trio: Run, cou
     assert still_works(trio)
 
 
+def test_a_peer_that_is_far_ahead_does_not_block_a_link_when_the_members_change() -> None:
+    """L2: its frames of attempts that the other peer has never started would fill the bound on early frames."""
+    tensors = [ones(1 << 16) for _ in range(900)]
+
+    def reduce_all(comm: zpccl.Communicator) -> list[tuple[bool, int, zpccl.ReduceInfo]]:
+        results = [np.empty_like(tensor) for tensor in tensors]
+        handles = [comm.all_reduce_async(t, r, tag=i) for i, (t, r) in enumerate(zip(tensors, results, strict=True))]
+        return [handle.wait() for handle in handles]
+
+    with local_run(3) as run:
+        early, late, lost = run.comms
+        for _ in range(3):
+            assert all(ok for results in run.all(reduce_all) for ok, *_ in results)
+            until(lambda: not any(loop_of(comm)._machine.calls for comm in run.comms))
+        first = run.start(reduce_all, early)
+        until(lambda: sum(call.ahead > 0 for call in [*loop_of(early)._machine.calls.values()]) == len(tensors))
+        lost.close()
+        until(lambda: late.world_size == 2)
+        assert all(ok for results in (first, run.start(reduce_all, late)) for ok, *_ in finish(results))
+
+
 def test_who_gives_up_before_its_input_is_back_gets_it_back(pair: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2, S4: a second attempt at its call waits for the restore, and never begins."""
     tensor = np.full(1 << 20, 7, np.float32)

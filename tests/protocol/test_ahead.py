@@ -6,6 +6,7 @@ not, another plan replaces it, and the only effect is the time that this takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -497,7 +498,7 @@ def test_an_old_plan_ahead_is_not_used() -> None:
 
 @pytest.mark.parametrize("changes", [{"count": 9}, {"tag": 1}, {"kind": CollectiveKind.BARRIER, "count": 0}])
 def test_another_call_waits_for_its_plan(changes: dict[str, Any]) -> None:
-    assert after_a_commit().reduce(11, spec(**changes)) == [vote(11, 0, **changes)]
+    assert after_a_commit().reduce(11, spec(**changes))[-1] == vote(11, 0, **changes)
 
 
 def test_a_plan_takes_the_place_of_a_plan_ahead() -> None:
@@ -576,6 +577,46 @@ def test_a_list_of_other_members_voids_plans_ahead() -> None:
     assert peer.reduce(11) == [vote(11, 0)]
 
 
+def later_members(peer: PeerBench) -> list[Any]:
+    return peer.hear(member_list(3, "ab"))
+
+
+def another_call(peer: PeerBench) -> list[Any]:
+    return peer.reduce(11, spec(count=9))
+
+
+def no_link(peer: PeerBench) -> list[Any]:
+    peer.handle(events.LinkFailed(pid("b"), "reset"))
+    return peer.reduce(11)
+
+
+def refusal(peer: PeerBench) -> list[Any]:
+    peer.reduce(11, spec(tag=1))
+    return peer.hear(Decision(11, Result.INVALID_USAGE))
+
+
+def void(peer: PeerBench) -> list[Any]:
+    peer.reduce(11)
+    peer.handle(events.ReduceDone(AHEAD + 1, 7))
+    return peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1, order=pids("ab"), calls=(11, 3), is_ahead_void=True))
+
+
+def other_plan(peer: PeerBench) -> list[Any]:
+    peer.reduce(11)
+    return peer.plan(11, 99)
+
+
+@pytest.mark.parametrize("drop", [later_members, another_call, no_link, refusal, void, other_plan])
+def test_a_plan_ahead_that_is_dropped_is_ended(drop: Callable[[PeerBench], list[Any]]) -> None:
+    """L2, B1: others may have started the attempt. Their frames would fill the bound on early ones for good."""
+    peer = after_a_commit(plan=replace(plan_of(10), ahead=(AHEAD + 1,)))
+    ids = peer.machine._ahead[0].attempt_ids
+    assert len(ids) == 2
+    ended = [effect for effect in drop(peer) if isinstance(effect, EndReduce) and not effect.commit]
+    assert {effect.attempt_id for effect in ended} >= set(ids[1:]) and not peer.machine._ahead
+    assert len(ended) == len(ids) - (drop is void)
+
+
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 @pytest.mark.parametrize("broken", "bcd")
 def test_a_link_that_is_down_waits_for_a_plan(broken: str, algorithm: Algorithm) -> None:
@@ -583,13 +624,13 @@ def test_a_link_that_is_down_waits_for_a_plan(broken: str, algorithm: Algorithm)
     peer = after_a_commit("abcd", Plan(FIRST_ATTEMPT, (10, 10, 10, 10), reducing("abcd", algorithm)))
     peer.handle(events.LinkFailed(pid(broken), "reset"))
     is_needed = broken != "c" or algorithm is Algorithm.DIRECT
-    assert isinstance(peer.reduce(11)[0], Send if is_needed else StartReduce)
+    assert isinstance(peer.reduce(11)[0], EndReduce if is_needed else StartReduce)
 
 
 def test_a_neighbour_that_is_gone_waits_for_a_plan() -> None:
     peer = after_a_commit()
     peer.hear(NeighboursChanged(gone=pids("b")))
-    assert peer.reduce(11) == [vote(11, 0)]
+    assert peer.reduce(11) == [EndReduce(AHEAD, False), vote(11, 0)]
 
 
 def test_a_released_call_is_not_started_again() -> None:

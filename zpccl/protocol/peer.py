@@ -747,7 +747,7 @@ class PeerMachine:
             return
         is_listed = any(member.peer_id == self.options.peer_id for member in message.members)
         if message.epoch != self.epoch:
-            self._ahead.clear()
+            self._drop_ahead(*self._ahead)
         self.epoch, self._parent = message.epoch, message.parent
         self.members, self._old_members = message.members, message.old_members
         self._send(Acknowledgement(message.epoch))
@@ -1052,7 +1052,7 @@ class PeerMachine:
             return None
         self._start(call, plan)
         if isinstance(call.spec, CollectiveSpec):
-            self._ahead.pop(call.spec.tag, None)  # The other participants drop theirs, too.
+            self._drop_ahead(call.spec.tag)  # The other participants drop theirs, too.
             self._keep_ahead(call.spec, plan.how, plan.ahead)
         return None
 
@@ -1077,24 +1077,44 @@ class PeerMachine:
             return
         known = self._ahead.pop(spec.tag, None)
         if known is not None and (known.spec, known.how) == (spec, how):
-            attempt_ids = (*known.attempt_ids, *attempt_ids)[-limits.PLANS_AHEAD_AT_TAG_MAX :]
+            attempt_ids = (*known.attempt_ids, *attempt_ids)
+        elif known is not None:
+            self._forget_attempts(known.attempt_ids)
         elif len(self._ahead) >= limits.PLANS_AHEAD_MAX:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[spec.tag] = Ahead(spec, how, attempt_ids)
+            self._drop_ahead(next(iter(self._ahead)))
+        self._forget_attempts(attempt_ids[: -limits.PLANS_AHEAD_AT_TAG_MAX])
+        self._ahead[spec.tag] = Ahead(spec, how, attempt_ids[-limits.PLANS_AHEAD_AT_TAG_MAX :])
+
+    def _drop_ahead(self, *tags: int) -> None:
+        """Drops the plans ahead at some tags."""
+        for tag in tags:
+            ahead = self._ahead.pop(tag, None)
+            if ahead is not None:
+                self._forget_attempts(ahead.attempt_ids)
+
+    def _forget_attempts(self, attempt_ids: Iterable[int]) -> None:
+        """Ends attempts that this peer will never start. Others may have started them: their frames are stale here."""
+        self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
 
     def _start_ahead(self, call: Call) -> None:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
         ahead = self._ahead.pop(tag_of(call), None) if is_collective(call) else None
-        if ahead is None or ahead.spec != call.spec or self.state is not State.MEMBER:
+        if ahead is None:
             return
+        if not self._may_start_ahead(call, ahead):
+            return self._forget_attempts(ahead.attempt_ids)
+        call.ahead, *later = ahead.attempt_ids
+        if later:
+            self._ahead[tag_of(call)] = Ahead(ahead.spec, ahead.how, tuple(later))
+        self._start(call, Plan(call.ahead, (), ahead.how))
+
+    def _may_start_ahead(self, call: Call, ahead: Ahead) -> bool:
+        if ahead.spec != call.spec or self.state is not State.MEMBER:
+            return False
         if ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max:
-            return
+            return False
         beside = neighbours_of(ahead.how, self.options.peer_id)
-        if all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside):
-            call.ahead, *later = ahead.attempt_ids
-            if later:
-                self._ahead[tag_of(call)] = Ahead(ahead.spec, ahead.how, tuple(later))
-            self._start(call, Plan(call.ahead, (), ahead.how))
+        return all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside)
 
     def _recall(self, call: Call) -> None:
         """Another plan or decision has come for a call: the attempt that it has started ahead is void."""
@@ -1199,7 +1219,7 @@ class PeerMachine:
         if decision.round:
             self._memory.on_round(decision.round, decision.value)
         if decision.is_refusal:
-            self._ahead.clear()  # The refusal may include calls of others that have started one of these attempts.
+            self._drop_ahead(*self._ahead)  # The refusal may include calls of others that have started one of these.
         if call is None:
             return  # A repeated decision.
         if decision.is_of_attempt and decision.attempt_id != call.ahead:
@@ -1209,7 +1229,7 @@ class PeerMachine:
             return self._close(Kicked(f"{LEFT_BEHIND}; connect again", reason=LEFT_BEHIND), send_leave=True)
         if isinstance(call.spec, CollectiveSpec):
             if not decision.committed or decision.is_ahead_void:
-                self._ahead.pop(call.spec.tag, None)
+                self._drop_ahead(call.spec.tag)
             elif call.plan is not None:
                 self._keep_ahead(call.spec, call.plan.how, decision.ahead)
         if call.phase is CallPhase.COMMITTED:
