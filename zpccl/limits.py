@@ -212,6 +212,14 @@ back, the data plane takes frames that come before the attempt begins for late f
 PLAN_AHEAD_BYTES_MAX = 16 * MIB
 """Larger tensors are not planned ahead: asking the master is short compared with their transfer, and if another plan
 comes after all, a peer that began early has to restore its input."""
+PLAN_AHEAD_SMALL_BYTES = 256 * KIB
+"""A tensor up to this size is sent before the receiver has begun (ZP__EAGER_TENSOR_BYTES), so it counts below."""
+PLANS_AHEAD_BYTES_MAX = 48 * MIB
+"""Bytes of such tensors, times receivers, that a peer sends in calls that it has started ahead and that have not ended.
+A receiver that makes other calls first keeps them, within DATA_MESSAGES_QUEUED_BYTES_MAX. Further calls wait for their
+plans."""
+PLAN_AHEAD_CHARGE_MIN = 4 * KIB
+"""A smaller tensor counts as this many bytes (ZP__EARLY_CHARGE_MIN)."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """The log names a member whose vote others wait for after this time, and again after twice, four times, ... this."""
 STRAGGLER_LINES_MAX = 8

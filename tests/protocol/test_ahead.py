@@ -715,3 +715,19 @@ def test_a_call_that_follows_a_withdrawn_one_takes_its_place_before_calls_are_co
     bench.say("c", Acknowledgement(epoch + 1))
     assert bench.verdict("a", 2) == Decision(2, Result.RANK_CONNECTION_LOST, reason="withdrawn")
     assert bench.verdict("a", 3) is bench.verdict("a", 4) is bench.verdict("b", 2) is None
+
+
+def test_what_may_be_ahead_is_bounded() -> None:
+    """L2: others that make other calls first keep the frames of these. Once some have ended, more may begin."""
+    peer = PeerBench().member("ab")
+    fields = {"count": limits.PLAN_AHEAD_SMALL_BYTES // 4}
+    most = limits.PLANS_AHEAD_BYTES_MAX // (limits.PLAN_AHEAD_SMALL_BYTES // 2)
+    for tag in range(most + 2):
+        peer.reduce(10 + tag, spec(tag, **fields))
+        peer.hear(replace(plan_of(10 + tag, 1 + 2 * tag, "ab"), ahead=(2 + 2 * tag,)))
+        peer.handle(events.ReduceDone(1 + 2 * tag, 7))
+        peer.hear(Decision(10 + tag, 0, 2, attempt_id=1 + 2 * tag))
+    votes = [peer.reduce(5000 + tag, spec(tag, **fields))[-1].message.votes[0].ahead for tag in range(most + 1)]
+    assert votes == [2 + 2 * tag for tag in range(most)] + [0]
+    peer.hear(Decision(5000, Result.RANK_CONNECTION_LOST, 0, "withdrawn"))
+    assert peer.reduce(9000, spec(most + 1, **fields))[-1].message.votes[0].ahead > 0

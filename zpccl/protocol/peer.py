@@ -152,7 +152,9 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zpccl.protocol.plans import wire_bytes
 from zpccl.protocol.rings import neighbours_of
+from zpccl.types import Algorithm, CollectiveKind
 
 LEFT_BEHIND = "the others finished a collective without this peer"
 """Why a peer leaves if a collective is committed and it lacks the result."""
@@ -255,6 +257,7 @@ class PeerMachine:
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
         self._attempt_max = 0  # The greatest that it has started.
+        self._early_bytes = 0  # At most what it has sent to each other peer in attempts ahead that have not ended.
         self._digests = Digests()
         self._given_up: TopologySpec | None = None  # The call that the user gave up, until another call follows it.
         self._wants_measurements = False
@@ -1114,7 +1117,17 @@ class PeerMachine:
         if ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max:
             return False
         beside = neighbours_of(ahead.how, self.options.peer_id)
-        return all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside)
+        are_up = all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside)
+        return are_up and self._have_room(call.spec, ahead.how)
+
+    def _have_room(self, spec: CollectiveSpec, how: Reducing) -> bool:
+        """True if the other participants can keep the frames of one more attempt ahead: they may begin others first."""
+        size, most = _early_bytes(spec, how), limits.PLANS_AHEAD_BYTES_MAX // (len(how.order) - 1)
+        if self._early_bytes + size > most:  # Counted anew only then.
+            started = [call for call in self.calls.values() if call.ahead and call.phase is not CallPhase.COMMITTED]
+            self._early_bytes = sum(_early_bytes(call.spec, call.plan.how) for call in started if call.plan is not None)
+        self._early_bytes += size
+        return self._early_bytes <= most
 
     def _recall(self, call: Call) -> None:
         """Another plan or decision has come for a call: the attempt that it has started ahead is void."""
@@ -1299,6 +1312,16 @@ class PeerMachine:
 
     def _log(self, level: Level, text: str) -> None:
         self._effects.append(Log(level, text))
+
+
+def _early_bytes(spec: Spec, how: Reducing | Fetching) -> int:
+    """What a peer sends to another one in an attempt that this one may not have begun."""
+    size = wire_bytes(spec) if isinstance(spec, CollectiveSpec) else 0
+    if not isinstance(spec, CollectiveSpec) or not isinstance(how, Reducing) or size > limits.PLAN_AHEAD_SMALL_BYTES:
+        return 0
+    is_whole = how.lanes or how.algorithm == Algorithm.ONE_SHOT
+    is_whole = is_whole or spec.kind in (CollectiveKind.BROADCAST, CollectiveKind.ALL_GATHER)
+    return max(size if is_whole else size // len(how.order), limits.PLAN_AHEAD_CHARGE_MIN)
 
 
 def are_compatible(calls: Sequence[Call]) -> bool:
