@@ -942,6 +942,7 @@ class Liveness(Checker):
         super().__init__(cluster)
         self._fresh_ns = 0
         self._begun: dict[RunKey, tuple[tuple[bytes, int], int]] = {}
+        self._parts: set[tuple[bytes, RunKey]] = set()  # What each peer has begun; it also ends attempts of others.
         self.groups_done: set[tuple[bytes, int]] = set()  # By run.
         self.committed_count = 0
         self.aborted_count = 0
@@ -957,13 +958,14 @@ class Liveness(Checker):
         if isinstance(effect, effects.StartReduce):
             begun = (node.machine.run_id, node.group), self.cluster.clock.now_ns
             self._begun.setdefault(node.key(effect.attempt_id), begun)
+            self._parts.add((node.peer_id, node.key(effect.attempt_id)))
         elif isinstance(effect, effects.EndReduce):
             if effect.commit:
                 self.committed_count += 1
                 group, begun_ns = self._begun[node.key(effect.attempt_id)]
                 if begun_ns >= self._fresh_ns:
                     self.groups_done.add(group)
-            else:
+            elif (node.peer_id, node.key(effect.attempt_id)) in self._parts:
                 self.aborted_count += 1
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
