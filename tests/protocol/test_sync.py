@@ -702,6 +702,26 @@ def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() ->
     assert bench.machine.operations.running and not bench.machine.operations.pending
 
 
+@pytest.mark.parametrize("is_other_linked", [True, False])
+def test_a_sync_goes_round_a_path_that_carries_nothing_large(is_other_linked: bool) -> None:
+    """L2: only a has the elected value of r, of which each peer has another one. So c first fetches all from a."""
+    bench = bench_of("a", "b", "c")
+    if not is_other_linked:
+        unlink(bench, "bc")
+    found = []
+    for call_id in (1, 2, 3):
+        for name in "abc":
+            revision, contents = (0, "old") if name == "c" else (5, "new")
+            bench.say(name, offer(call_id, revision, entry("r", name, free=True), w(contents)))
+        plan = next(m for m in reversed(bench.said[bench.connections["c"]]) if is_fetching(m))
+        found.append(fetching(plan).sources)
+        bench.tick(limits.STATE_SOURCE_TIMEOUT_NS)
+        is_broken = fetching(plan).sources == pids("a")
+        fault = pid("a") if is_broken else None
+        bench.fetched("c", call_id, plan.attempt_id, ok=not is_broken, fault=fault)
+    assert found == [pids("a"), *[pids("b" if is_other_linked else "a")] * 2]
+
+
 @pytest.mark.parametrize("outages", [0, 1, 2])
 def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int) -> None:
     """L2: two peers. The link is back when they call again. Outages of all may break more than one sync."""

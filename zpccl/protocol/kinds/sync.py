@@ -26,7 +26,7 @@ the sync only after all its remaining participants have reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zpccl import limits
@@ -37,7 +37,7 @@ from zpccl.protocol.explain import explain
 from zpccl.protocol.membership import Outbox, Peer, Registry, names
 from zpccl.protocol.messages import Decision, FetchEntry, Fetching, Plan, Report, Running, SyncSpec, Vote
 from zpccl.protocol.operation import SYNC, Attempt, Key, Kind, Operations, Verdict, absent
-from zpccl.protocol.paths import Paths, cost_of
+from zpccl.protocol.paths import Edge, Paths, cost_of
 from zpccl.protocol.sources import Sources, find_sources, left_out
 
 NOBODY_LEFT = "no source is left to fetch from"
@@ -211,13 +211,31 @@ class StateSyncs(Kind[Transfer]):
         return attempt if isinstance(attempt, Transfer) else None
 
     def _find_sources(self, transfer: Transfer, now_ns: int) -> Sources:
-        return find_sources(
-            [peer for peer in self._operations.present(transfer.calls) if peer not in transfer.refused],
-            self._operations.present(transfer.holders),
-            transfer.fetch,
-            transfer.offers,
-            lambda peer, others: self._paths.sources(peer, others, now_ns),
-        )
+        """Finds sources, without suspected links where a fetcher would rely on these alone and need not."""
+        present = [peer for peer in self._operations.present(transfer.calls) if peer not in transfer.refused]
+        holders = self._operations.present(transfer.holders)
+
+        def find(avoided: Collection[Edge]) -> Sources:
+            def linked(peer: Peer, others: Sequence[Peer]) -> list[Peer]:
+                near = self._paths.sources(peer, others, now_ns)
+                return [other for other in near if frozenset((peer, other)) not in avoided]
+
+            return find_sources(present, holders, transfer.fetch, transfer.offers, linked)
+
+        found, suspects = find(()), self._paths.avoided(now_ns)
+        if found.without or not suspects:
+            return found
+
+        def suppliers(peer: Peer) -> list[Peer]:
+            named = found.sources.get(peer, ()) + found.partial_seeds.get(peer, ())
+            return [other for other in named if frozenset((peer, other)) not in suspects]
+
+        fetchers = [peer for peer in present if found.fetch[peer]]
+        if left_out(fetchers, [peer for peer in present if not found.fetch[peer]], suppliers):
+            needy = find(suspects).without
+            other = find([edge for edge in suspects if edge.isdisjoint(needy)])
+            return found if other.without else other
+        return found
 
     def on_links_changed(self, now_ns: int) -> None:
         """A link came up or went down, or a member is back: plans that wait for links are tried again."""
