@@ -99,6 +99,21 @@ def test_what_a_joiner_lacks(monkeypatch: pytest.MonkeyPatch, links: str, is_lar
         assert bool(net.paths.missing(joiner)) is expected
 
 
+@pytest.mark.parametrize("links", ["", "a"])
+def test_links_that_only_a_joiner_claims_cost_no_search(monkeypatch: pytest.MonkeyPatch, links: str) -> None:
+    """S6: it could send such reports without end, and a search in a large group takes 100 ms and more."""
+    monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 4)
+    monkeypatch.setattr(paths, "find_order", None)
+    net = Net("abcdj", *(f"j{name}" for name in "abcd" if name not in links))
+    registry, joiner = net.registry, net.peers["j"]
+    registry.remove(joiner)
+    joiner.phase, joiner.linked = PeerPhase.READY, registry.link_bits(pids("abcd"))
+    registry.add(joiner)
+    for one in net.of(links):
+        one.linked |= registry.link_bits(pids("j"))
+    assert net.paths.lacks_links(joiner)
+
+
 @pytest.mark.parametrize("members", ["", "a"])
 def test_can_join_few(members: str) -> None:
     net = Net("aj")

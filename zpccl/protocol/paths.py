@@ -129,6 +129,8 @@ class Paths:
         """True if these members can go on with the joiner: it reaches one of them. A large group needs a ring."""
         if len(members) < limits.DIRECT_PEERS_MAX:
             return not members or any(self._registry.are_linked(joiner, other) for other in members)
+        if sum(self._registry.are_linked(joiner, other) for other in members) < 2:
+            return False  # A search would take 100 ms to find that out, at every report of a joiner's links.
         for one, other in ring_edges(members):
             if self._registry.are_linked(joiner, one) and self._registry.are_linked(joiner, other):
                 if self._is_ring(members):
