@@ -95,6 +95,35 @@ def test_a_peer_without_a_host_begins_by_itself() -> None:
     assert bench.names() == "x"
 
 
+@pytest.mark.parametrize("masters", [(), MASTERS])
+def test_of_two_hosts_that_cannot_reach_each_other_one_stays(masters: tuple[str, ...]) -> None:
+    """L2: their peers are in another order in each group, so each group would remove a peer of another host."""
+    bench = MasterBench()
+
+    def see() -> None:
+        registry = bench.machine.registry
+        while not registry.is_committed:
+            for name in bench.connections:
+                bench.say(name, Acknowledgement(registry.epoch))
+
+    come(bench, "ab", **({"masters": masters} if masters else {}))
+    see()
+    come(bench, "cfed", **({"masters": masters} if masters else {}))
+    link(bench)
+    all_call(bench, UPDATE, 1)
+    see()
+    for name in "ab":
+        bench.leave(name)
+    see()
+    assert bench.names() == "cfed"
+    for name in "cfed":
+        bench.say(name, Linked(()))
+        bench.begin(name, 5)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    see()
+    assert bench.names() == "cd" and kicked(bench).keys() >= set("ef") and kicked(bench).keys().isdisjoint("cd")
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_part_of_a_host_goes_on_to_the_first_master(index: int) -> None:
     """L1. Duel, seed 10530373: two masters led a run each, and each had one peer of the same host pending."""

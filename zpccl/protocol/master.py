@@ -699,6 +699,8 @@ class MasterMachine:
             self.operations.wait_again(now_ns)
             overdue = []
         for group in overdue:
+            if not self.registry.is_committed:
+                break  # The hosts of those removed just now go first, which needs a committed list.
             for peer, others in self.paths.surplus(self.registry.members(group), now_ns):
                 reason = f"no working data connection to {names(others)}"
                 if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
