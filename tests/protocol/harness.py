@@ -217,7 +217,19 @@ class MasterBench:
         return msgspec.structs.replace(message, promised=term, leader=leader)
 
     def tick(self, after_ns: int = 0) -> list[tuple[Hashable, Any]]:
-        """Lets time pass."""
+        """Lets time pass, with a Tick at the end and, if the master leads, whenever it asks for one before."""
+        end_ns, said = self.now_ns + after_ns, []
+        while self.waiting is None and not self.machine.is_recovering:
+            due_ns = self.machine.deadline_ns()
+            if due_ns is None or due_ns >= end_ns:
+                break
+            self.now_ns = max(self.now_ns, due_ns)
+            said += sent(self.handle(events.Tick()))
+        self.now_ns = end_ns
+        return said + sent(self.handle(events.Tick()))
+
+    def wake(self, after_ns: int) -> list[tuple[Hashable, Any]]:
+        """The master stands still for a while, and gets its Tick before it has read what has come meanwhile."""
         self.now_ns += after_ns
         return sent(self.handle(events.Tick()))
 

@@ -153,6 +153,7 @@ class MasterMachine:
         """Grows each time the master forgets a run."""
         self._leadership_count = 0
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
+        self._woken_ns = 0  # No Tick counts before: a master that has stood still reads first what has come meanwhile.
         self.malformed_count = 0
         self._forget_run()
         self._set_term(term)
@@ -273,7 +274,8 @@ class MasterMachine:
                 deadlines.append(self._loss_ns(peer, may_lead) if self._may_be_lost(peer) else None)
             elif peer.unlinked_ns is not None:
                 deadlines.append(peer.unlinked_ns + self.options.link_wait_ns)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        due_ns = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if due_ns is None else max(due_ns, self._woken_ns)
 
     def stragglers(self, now_ns: int | None = None) -> tuple[tuple[str, str, int], ...]:
         """Members whose vote others have waited for longer than STRAGGLER_WARNING.
@@ -675,8 +677,19 @@ class MasterMachine:
             if reason := _why_revoked(peer.peer_id, names):
                 self._kick(peer, Result.MASTER_CONNECTION_FAILED, reason, now_ns)
 
+    def _has_stood_still(self, now_ns: int) -> bool:
+        """True for a Tick so late that messages may not have been read yet. The next one counts."""
+        due_ns = None if self.is_recovering else self.deadline_ns()  # A candidate waits longer by itself.
+        if due_ns is None:
+            return False
+        if due_ns > self._woken_ns and now_ns > due_ns + limits.LATE_TICK_NS:
+            self._woken_ns = now_ns + limits.LATE_TICK_NS
+        return now_ns < self._woken_ns
+
     def _on_tick(self, now_ns: int) -> None:
         registry = self.registry
+        if self._has_stood_still(now_ns):
+            return
         for peer in list(self.registry.peers.values()):
             if peer.disconnected_ns is not None:
                 loss_ns = self._loss_ns(peer, self._may_lead())
