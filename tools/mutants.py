@@ -1313,9 +1313,13 @@ only-the-last-list-of-a-term-tells-of-removals: protocol.recovery:History.parted
   L2: two members that were removed one after the other are listed together again, and wait for each other
   - sorted(self._members_of, reverse=True)
   + sorted({epoch >> limits.EPOCH_BITS: epoch for epoch in sorted(self._members_of)}.values(), reverse=True)
-removed-for-links-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
-  L3: a plan waits for a link as the network of all breaks, and a member is removed for that
-  - overdue and self._losses.network is not NetworkState.UP
+removed-for-links-while-away: protocol.master:MasterMachine._on_tick (unit tests)
+  S6: a plan waits for a link that a far member has set up and cannot report, and the member is removed
+  - self._were_away(self.registry.members(group), now_ns)
+  + False
+removed-for-links-as-it-is-back: protocol.membership:Peer.was_away (unit tests)
+  S6: the same, and the member is removed a moment before its report of its links comes
+  - self.back_ns is not None and self.back_ns > since_ns
   + False
 removed-for-links-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   L3: a plan has waited for a link during an outage of all, and a member is removed before the link can come up
@@ -1353,10 +1357,10 @@ late-break-costs-all-of-a-sync: protocol.kinds.sync:StateSyncs.on_report (unit t
   L2: a link that broke once, late in a long sync, or in an outage of all, counts as down, and a member is removed
   - cost_of(frozenset((peer, source)), transfer.begun_ns, self._outbox.now_ns)
   + self._outbox.now_ns - (transfer.begun_ns or 0)
-joiner-in-an-outage: protocol.master:MasterMachine._on_tick (unit tests)
-  L2: a joiner waits for its links to members as the network of all breaks, and is removed for that
-  - is_up = self._losses.network is NetworkState.UP
-  + is_up = True
+joiner-while-members-are-away: protocol.master:MasterMachine._on_tick (unit tests)
+  L2: a joiner waits for links to members that are away, or as the network of all breaks, and is removed for that
+  - self._were_away(unreached, now_ns)
+  + False
 joiner-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   L2: the same, a moment after all are back
   - None if peer.unlinked_ns is None else now_ns
@@ -1374,8 +1378,28 @@ who-knows-of-no-removal-goes: protocol.recovery:History.parted (unit tests)
   - left[i].epoch >= epoch
   + True
 absent-member-is-a-straggler: protocol.stragglers:Stragglers.tick (unit tests)
-  L3: a member is removed on its way to a new master
-  - peer.has_reported
+  S6: a member is removed on its way to a new master, or as it connects again
+  - not peer.was_away(away_ns)
+  + True
+late-tick-counts: protocol.master:MasterMachine._has_stood_still (unit tests)
+  S6: a master that stood still removes a peer whose vote, Hello or links it has not read yet
+  - now_ns < self._woken_ns
+  + False
+late-ticks-never-count: protocol.master:MasterMachine._has_stood_still (unit tests)
+  L1: a master that is always busy loses nobody
+  - due_ns > self._woken_ns
+  + True
+groups-remove-members-of-different-hosts: protocol.master:MasterMachine._on_tick (unit tests)
+  L2: with several masters, two hosts that cannot reach each other are both removed
+  - not self.registry.is_committed
+  + False
+claimed-links-are-searched: protocol.paths:Paths.can_join (unit tests)
+  S6: each report of a joiner that claims links to a large group costs the master a search
+  - sum(self._registry.are_linked(joiner, other) for other in members) < 2
+  + False
+sync-over-a-path-that-carries-nothing: protocol.kinds.sync:StateSyncs._find_sources (unit tests)
+  L2: a fetcher is sent to the same source again and again, though another peer has the state
+  - found.without or not suspects
   + True
 new-processes-of-a-host-left-over: protocol.membership:Registry.remove (unit tests)
   L2: a host that restarts is removed for the old processes that are lost later

@@ -35,6 +35,7 @@ from zpccl.protocol.messages import (
 from .harness import (
     FIRST_ATTEMPT,
     PENDING,
+    RING_ONLY,
     RUN_ID,
     UPDATE,
     MasterBench,
@@ -571,6 +572,85 @@ def test_the_last_member_is_lost_as_any(bench: MasterBench) -> None:
     bench.now_ns += limits.CUT_OFF_SPREAD_NS
     bench.lose("b")
     assert bench.names() == ""
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_no_joiner_is_removed_for_a_member_that_was_away(is_back: bool) -> None:
+    """S6: a far member of another group, which no joiner can reach before the member hears of it."""
+    bench = MasterBench()
+    bench.members("a")
+    bench.members("x", group=1)
+    bench.hello("x", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.register("j", group=1)
+    bench.tick(SECOND)
+    bench.disconnect("x")
+    bench.tick(8 * SECOND)
+    if is_back:
+        bench.hello("x", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(SECOND)
+    assert (bench.names(), bench.pending()) == ("ax", "j")
+    if not is_back:
+        bench.hello("x", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(2 * limits.LINK_WAIT_TIMEOUT_NS)  # It does not reach x then, either.
+    assert (bench.names(), bench.pending()) == ("ax", "")
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_no_member_is_removed_for_links_that_it_could_not_report(is_back: bool) -> None:
+    """S6: the link of two members breaks. Then b, which is far, is away for a while; the link comes up meanwhile."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.hello("b", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    for name in "ab":
+        bench.say(name, Linked(()))
+        bench.begin(name, 1)
+    bench.tick(2 * SECOND)
+    bench.disconnect("b")
+    bench.tick(SECOND)
+    bench.say("a", Linked(pids("b")))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 4 * SECOND)
+    if is_back:
+        bench.hello("b", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(SECOND)
+    if not is_back:
+        bench.hello("b", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    assert bench.names() == "ab"
+    bench.say("b", Linked(pids("a")))
+    assert bench.machine.operations.running
+
+
+def test_a_call_waits_for_a_ring_just_after_an_outage() -> None:
+    """L2: it had waited for links before. They come up one after the other."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    for name in "abc":
+        bench.say(name, Linked(()))
+        bench.begin(name, 1, spec(**RING_ONLY))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 3 * SECOND)
+    for name in "abc":
+        bench.disconnect(name)
+    bench.tick(SECOND)
+    for name in "abc":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(SECOND)
+    for name, others in (("a", "b"), ("b", "ac"), ("c", "b")):
+        bench.say(name, Linked(pids(others)))
+    bench.tick(5 * SECOND)
+    bench.link("a", "b", "c")
+    assert bench.machine.operations.running and bench.names() == "abc"
+
+
+def test_a_member_that_came_back_without_links_is_removed_later() -> None:
+    """L1: the wait for its links begins again, and ends."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.hello("c", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.link("a", "b")
+    bench.say("c", Linked(()))
+    for name in "abc":
+        bench.begin(name, 1)
+    bench.tick(2 * limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "ab" and bench.machine.operations.running
 
 
 def test_a_joiner_is_not_removed_with_the_one_it_could_not_reach() -> None:

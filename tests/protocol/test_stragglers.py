@@ -8,6 +8,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.errors import Result
+from zpccl.limits import SECOND
 from zpccl.protocol.effects import Level
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import Acknowledgement, Decision, Kick, Linked, Plan
@@ -258,6 +259,43 @@ def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] |
     bench.tick_at_deadline()
     bench.tick(limits.SECOND)
     assert bench.names() == "ab"
+
+
+def test_nobody_is_a_straggler_before_all_are_back() -> None:
+    """S6: b has been in no call for long, but could not have made one in the outage. c has died in it."""
+    bench = MasterBench(MasterOptions(straggler_timeout_ns=2 * SECOND))
+    bench.members("a", "b", "c")
+    for name in "ac":
+        bench.begin(name, 1)
+    for name in "abc":
+        bench.disconnect(name)
+    bench.tick(25 * SECOND)
+    for name in "ab":
+        bench.hello(name, welcomed=True, connection=2)
+    bench.tick(limits.RECOVERY_WAIT_NS + SECOND)
+    assert bench.names() == "ab"
+    bench.tick(2 * SECOND)
+    assert bench.names() == "a"
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
+    """S6: its vote was lost with its connection, and comes again. Until it is back, its grace period counts."""
+    bench = MasterBench(MasterOptions(straggler_timeout_ns=5 * SECOND))
+    bench.members("a", "b", "c")
+    bench.hello("b", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.disconnect("b")
+    for name in "ac":
+        bench.begin(name, 1)
+    bench.tick(4 * SECOND)
+    if is_back:
+        bench.hello("b", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(SECOND)
+    assert bench.names() == "abc"
+    if not is_back:
+        bench.hello("b", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(10 * SECOND)  # It has not voted, after all.
+    assert bench.names() == "ac"
 
 
 def test_a_straggler_in_two_operations_is_removed_once() -> None:

@@ -699,21 +699,20 @@ class MasterMachine:
                     if self.registry is not registry:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
-                is_up = self._losses.network is NetworkState.UP
-                unreached = self.paths.missing(peer) if is_up else []
-                peer.unlinked_ns = peer.unlinked_ns if is_up else now_ns
-                if unreached:  # None if they were lost just now.
+                unreached = self.paths.missing(peer)
+                if self._were_away(unreached, now_ns):
+                    peer.unlinked_ns = now_ns
+                elif unreached:  # None if they were lost just now.
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
         self._remove_namesakes(now_ns)
-        overdue = self.operations.tick(now_ns)
-        if overdue and self._losses.network is not NetworkState.UP:
-            self.operations.wait_again(now_ns)
-            overdue = []
-        for group in overdue:
+        for group in self.operations.tick(now_ns):
             if not self.registry.is_committed:
                 break  # The hosts of those removed just now go first, which needs a committed list.
+            if self._were_away(self.registry.members(group), now_ns) and self._may_wait_again(now_ns):
+                self.operations.wait_again(now_ns)
+                continue
             for peer, others in self.paths.surplus(self.registry.members(group), now_ns):
                 reason = f"no working data connection to {names(others)}"
                 if not self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns):
@@ -723,6 +722,10 @@ class MasterMachine:
         for peer, reason in late if self._losses.network is NetworkState.UP else ():
             self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
         self._announce_epoch(now_ns)
+
+    def _were_away(self, peers: Sequence[Peer], now_ns: int) -> bool:
+        """True if one of these members was disconnected during a wait for links: it could not set up or report any."""
+        return any(peer.was_away(now_ns - self.options.link_wait_ns) for peer in peers)
 
     def _send_on(self, now_ns: int) -> None:
         """Sends peers on to the next master if the rest of their host does not come: it may be pending at another

@@ -131,6 +131,10 @@ class Peer:
         """True if the peer may have this token. After a take-over, its token is known from its first message on."""
         return self.token in (b"", token)
 
+    def was_away(self, since_ns: int) -> bool:
+        """True if it is disconnected, or was after this time: then the master may lack what it has said."""
+        return self.connection is None or (self.back_ns is not None and self.back_ns > since_ns)
+
     def on_ready(self) -> None:
         """A pending peer no longer fetches state ahead."""
         if self.phase is PeerPhase.PREFETCHING:

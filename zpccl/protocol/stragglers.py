@@ -3,9 +3,10 @@
 An operation needs the votes of all members in its scope: a collective and a sync those of one group, a topology call
 those of all members. A straggler is a member whose vote an operation lacks and that is in no other operation. The log
 names it after STRAGGLER_WARNING, again after twice that time, and so on. With a timeout, it is removed when the timeout
-has passed. A member that is in another operation is held up there; its time as a straggler begins when that operation
-ends. are_peers_pending() does not hold a member up, because collectives may run at the same time. If some members wait
-in it and others wait for these in a collective, the members in are_peers_pending() are the stragglers.
+has passed, unless it is disconnected or has just come back. A member that is in another operation is held up there; its
+time as a straggler begins when that operation ends. are_peers_pending() does not hold a member up, because collectives
+may run at the same time. If some members wait in it and others wait for these in a collective, the members in
+are_peers_pending() are the stragglers.
 
 Operations may also wait for each other, if peers are in calls with different tags, or in batches that overlap in part.
 A deadlock is a set of operations that all lack votes, and only of peers that are in calls of the set and in no others.
@@ -174,8 +175,9 @@ class Stragglers:
         for wait in waits:
             next_ns = self._warn_ns(wait)
             stragglers = wait.stragglers()
-            if timeout_ns is not None:  # A member that has not reported may have voted: losses.py judges it.
-                here = {peer: since_ns for peer, since_ns in stragglers.items() if peer.has_reported}
+            if timeout_ns is not None:  # A member that is away, or is still to report, may have voted: see losses.py.
+                away_ns = now_ns - limits.CUT_OFF_SPREAD_NS  # One that is back says so again.
+                here = {peer: since_ns for peer, since_ns in stragglers.items() if not peer.was_away(away_ns)}
                 late = [peer for peer, since_ns in here.items() if now_ns - since_ns >= timeout_ns]
                 for peer in late:
                     overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and this peer did not vote")
