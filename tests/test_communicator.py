@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import enum
+import functools
 import gc
 import inspect
 import itertools
@@ -135,17 +136,21 @@ def test_a_second_attempt_at_a_call_has_its_input_without_restore(trio: Run, cou
         comm.all_reduce(tensor, tensor, tag=19, algorithm=algorithm, restore=False, timeout=timeout)
         return tensor
 
+    def is_ahead(comm: zpccl.Communicator) -> bool:
+        return any(call.ahead for call in [*loop_of(comm)._machine.calls.values()])
+
     loops = [loop_of(comm) for comm in trio.comms]
-    for i, hasty in enumerate(trio.comms):
+    for hasty in trio.comms:
         trio.all(lambda comm: reduce(comm, 1))
         while not all(19 in loop._machine._ahead for loop in loops):
             trio.all(lambda comm: reduce(comm, 1))
             until(lambda: not any(loop._machine.calls for loop in loops))
         with pytest.raises(zpccl.OperationTimeout):
             reduce(hasty, 100, timeout=0.2)
-        others = [k for k in range(3) if k != i]
-        started = [trio.start(reduce, trio.comms[k], 1) for k in others]
-        until(lambda others=others: all(any(c.ahead for c in [*loops[k]._machine.calls.values()]) for k in others))
+        others = [comm for comm in trio.comms if comm is not hasty]
+        started = [trio.start(reduce, comm, 1) for comm in others]
+        for comm in others:
+            until(functools.partial(is_ahead, comm))
         time.sleep(0.2)  # They exchange what they can.
         results = [reduce(hasty, 100), *map(finish, started)]
         assert all((result == 102).all() for result in results)

@@ -346,7 +346,7 @@ absent-peer-asked-that-is-no-member: protocol.master:MasterMachine._has_gone_ove
   + False
 unaware-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   L3: members are removed since one of their host has heard nothing of its admission, as its master died
-  - hello.leader == NO_ID
+  - is_new(hello)
   + False
 waiting-member-admitted-anew: protocol.master:MasterMachine._has_heard_nothing (unit tests)
   L3: members are removed since one of their host waits in a run that newcomers have begun
@@ -422,8 +422,8 @@ acknowledged-list-forgotten: protocol.peer:PeerMachine._run_report (unit tests)
   + self.members if self.state is State.MEMBER else ()
 list-changed-by-an-early-report: protocol.master:MasterMachine._on_report (unit tests)
   S3: who was asked by the candidate, and reports to the leader, changes the list before its repeat is committed
-  - known is None and is_new and not self._leader.may_change
-  + known is None and is_new and not self._leader.may_change and event.connection in self._asked
+  - known is None and may_join and not self._leader.may_change
+  + known is None and may_join and not self._leader.may_change and event.connection in self._asked
 promise-lowered-by-a-welcome: protocol.leadership:Acceptor.may_be_registered (unit tests)
   S3: a pending peer obeys a leader that comes before the one it has promised
   - leader == self.promised or leader.term > self.promised.term
@@ -966,8 +966,8 @@ returning-peer-merely-welcomed: protocol.master:MasterMachine._owes_report (unit
   + return not known.has_reported
 run-given-to-the-first-newcomer: protocol.master:MasterMachine._may_yield_to (unit tests)
   L3: the members of a run are refused in favour of a run that a newcomer has just begun
-  - return self._is_of_other_run(hello) and not has_history and not self._has_decided()
-  + return self._is_of_other_run(hello) and has_history and not self._has_decided()
+  - self._is_of_other_run(hello) and not self._must_not_yield()
+  + False
 minority-goes-on-at-once: protocol.leadership:Candidate._is_elected (unit tests)
   L3: removed members that return first take the run back to an old revision
   - return self._has_one_address(chosen) and due_ns is not None and now_ns >= due_ns
@@ -984,10 +984,10 @@ refusal-by-its-own-list-is-not-final: protocol.peer:PeerMachine._is_final (unit 
   L1: who has accepted the list without it and missed the Kick looks for its master until the timeout
   - message.epoch == self.epoch and not is_listed
   + False
-adopted-run-never-yields: protocol.master:MasterMachine._may_yield_to (unit tests)
+adopted-run-never-yields: protocol.master:MasterMachine._must_not_yield (unit tests)
   L3: members are refused because a master took over the run of a newcomer that is alone
-  - has_history = self._history is not None and self._history.has_decided
-  + has_history = self._history is not None
+  - (self._history is not None and self._history.has_decided)
+  + self._history is not None
 old-hello-speaks-for-a-member: protocol.master:MasterMachine._ask_again (unit tests)
   L3: a Hello that comes late on a broken connection removes a member, or voids its report
   - connection in self._asked
@@ -1114,7 +1114,7 @@ plan-ahead-kept-over-members: protocol.peer:PeerMachine._on_members (unit tests)
   S1: a peer starts an attempt of members that are gone
   - message.epoch != self.epoch
   + message.epoch < self.epoch
-plan-ahead-for-another-call: protocol.peer:PeerMachine._start_ahead (unit tests)
+plan-ahead-for-another-call: protocol.peer:PeerMachine._may_start_ahead (unit tests)
   S1: a peer starts an attempt of another size
   - ahead.spec != call.spec
   + ahead.spec.kind != call.spec.kind
@@ -1152,7 +1152,7 @@ bound-by-a-digest-that-was-not-told: protocol.peer:PeerMachine._on_reduce_done (
   L1: a call that was withdrawn before its result waits for a master that is away
   - call.has_told = event.has_told
   + call.has_told = True
-old-plan-ahead-started: protocol.peer:PeerMachine._start_ahead (unit tests)
+old-plan-ahead-started: protocol.peer:PeerMachine._may_start_ahead (unit tests)
   L1: frames of an attempt are dropped as late by a peer that begins it later, and it stalls
   - ahead.attempt_ids[0] + limits.PLAN_AHEAD_AGE_MAX <= self._attempt_max
   + self._attempt_max < 0
@@ -1413,6 +1413,74 @@ holders-have-all: protocol.kinds.sync:Transfer.has (unit tests)
   L3: a peer fetches from a holder what that one does not have
   - not held and peer in self.holders
   + peer in self.holders
+fetched-is-not-told: protocol.memory:Memory.report (unit tests)
+  L3: who has fetched all of the state says that it has not, and the sync is aborted as its holders are gone
+  - call.report.ok if call.report is not None else not call.plan.how.fetch
+  + not call.plan.how.fetch and not (call.report is not None and not call.report.ok)
+restored-syncs-are-not-planned: protocol.takeover:TakeOver.apply (unit tests)
+  L3: a peer that never got its plan waits for one
+  - self._syncs.on_restored()
+  + pass
+only-the-last-source-is-blamed: protocol.kinds.sync:StateSyncs.on_report (unit tests)
+  L2: a member whose links carry nothing large makes every sync fail
+  - source in fault or source.peer_id in dropped
+  + source in fault
+syncs-over-links-that-always-fail: protocol.paths:Paths.sources (unit tests)
+  L2: the same, although its links are known to fail
+  - self._is_usable(receiver, holder, faults, failing_max_ns)
+  + self._registry.are_linked(receiver, holder)
+namesakes-wait-for-ever: protocol.master:MasterMachine._remove_namesakes (unit tests)
+  L1: the peers of a second host of one name wait as long as the first one takes part
+  - now_ns - peer.registered_ns >= limits.HOST_NAMESAKE_WAIT_NS
+  + False
+who-comes-and-goes-holds-up-others: protocol.master:MasterMachine._may_wait_again (unit tests)
+  L1: a member that connects again every few seconds keeps one without links in the group, and calls wait
+  - now_ns - first_ns < limits.LINK_EXCUSE_MAX_NS
+  + True
+refused-twice-is-removed: protocol.peer:PeerMachine._on_refused (unit tests)
+  S6: a peer that returns takes the refusal of an earlier message for that of its Hello
+  - message.refusal is Refusal.UNKNOWN_SESSION and self.is_unregistered
+  + False
+yields-whatever-late-reports-tell: protocol.master:MasterMachine._settle_yielding (unit tests)
+  L3: a run whose decisions only late reports tell yields to another one
+  - self._must_not_yield()
+  + self._has_decided()
+unheard-newcomer-is-not-summoned: protocol.leadership:Candidate.summon (unit tests)
+  L2: a newcomer that has heard nothing of its admission is needed for the quorum, and nobody asks it
+  - (is_new(held.hello) and len(held.hello.masters) > 1)
+  + False
+call-in-two-attempts: protocol.kinds.sync:StateSyncs.restore (unit tests)
+  S6: a false report has a call answered twice, which ends the master
+  - self._operations.attempt_of(peer, calls[peer]) in (None, self._transfer_of(reporter))
+  + True
+attempt-of-two-kinds: protocol.kinds.sync:StateSyncs.restore (unit tests)
+  S6: a false report replaces a running collective by a sync
+  - known is not None and known.key != Key(SYNC, reporter.group)
+  + False
+call-with-an-outcome-of-another-attempt: protocol.takeover:TakeOver._settle (unit tests)
+  S6: the same by a late outcome
+  - self._operations.attempt_of(peer, call_id) is not None
+  + False
+plan-without-calls-is-plausible: protocol.recovery:is_plausible (unit tests)
+  S6: the same by a plan that lacks calls
+  - is_of_term and len(members) == len(report.members) and are_whole
+  + is_of_term and len(members) == len(report.members)
+who-registers-again-survives: protocol.operation:Operations.restore (unit tests)
+  L1: an attempt waits for the report of a peer that has been removed, and registers again
+  - members.get(peer_id) or absent(peer_id)
+  + self._registry.peers.get(peer_id) or absent(peer_id)
+input-of-an-attempt-ahead-is-not-kept: protocol.peer:PeerMachine._start (unit tests)
+  S1: the attempt after it begins with an input that the first one has overwritten
+  - bool(call.ahead)
+  + False
+dropped-plans-are-not-ended: protocol.peer:PeerMachine._forget_attempts (unit tests)
+  L2: frames of attempts that this peer never starts fill its memory for early frames, and its links stand still
+  - self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
+  + pass
+ahead-without-bound: protocol.peer:PeerMachine._have_room (unit tests)
+  L2: the same by a peer that makes its calls in another order
+  - self._early_bytes <= most
+  + True
 # --- Measurements for users -------------------------------------------------------------------------------------------
 measurements-told-to-anybody: protocol.master:MasterMachine._on_message (unit tests)
   S6: a newcomer has the master collect and send what it has measured

@@ -218,7 +218,7 @@ PLANS_AHEAD_BYTES_MAX = 48 * MIB
 """Bytes of such tensors, times receivers, that a peer sends in calls that it has started ahead and that have not ended.
 A receiver that makes other calls first keeps them, within DATA_MESSAGES_QUEUED_BYTES_MAX. Further calls wait for their
 plans."""
-PLAN_AHEAD_CHARGE_MIN = 4 * KIB
+PLAN_AHEAD_CHARGE_BYTES = 4 * KIB
 """A smaller tensor counts as this many bytes (ZP__EARLY_CHARGE_MIN)."""
 STRAGGLER_WARNING_NS = 10 * SECOND
 """The log names a member whose vote others wait for after this time, and again after twice, four times, ... this."""
@@ -308,6 +308,9 @@ LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
 """How long a plan waits for links if none is possible without them, and how long a joiner waits for its links."""
+LINK_EXCUSE_MAX_NS = 60 * SECOND
+"""How long members that are cut off stay because some member was away during each wait, and may have links that the
+master has not heard of."""
 LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.protocol.messages import (
+    Decision,
     Hello,
     Refusal,
     RunReport,
@@ -17,6 +18,7 @@ from .harness import (
     MasterBench,
     member_list,
     pid,
+    pids,
     token,
 )
 
@@ -34,6 +36,11 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
     blank = RunReport(hello, 0, epoch if members else 0, listed, 0, 0, None, (), ())
     return replace(blank, **facts)
+
+
+def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Decision:
+    """What a peer knows of the end of an attempt."""
+    return Decision(0, 0 if committed else 6, value, attempt_id=attempt_id, order=pids(names), calls=calls)
 
 
 class TakeOver(MasterBench):

@@ -640,6 +640,23 @@ def test_a_call_waits_for_a_ring_just_after_an_outage() -> None:
     assert bench.machine.operations.running and bench.names() == "abc"
 
 
+def test_a_member_that_comes_and_goes_does_not_hold_up_the_others() -> None:
+    """L1: c has no links, and b connects again every few seconds, for ever."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.link("a", "b")
+    bench.say("c", Linked(()))
+    for name in "abc":
+        bench.begin(name, 1)
+    begun_ns = bench.now_ns
+    while "c" in bench.names():
+        bench.disconnect("b")
+        bench.hello("b", welcomed=True, connection=2)
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS // 2)
+        assert bench.now_ns - begun_ns <= limits.LINK_EXCUSE_MAX_NS + 3 * limits.LINK_WAIT_TIMEOUT_NS
+    assert bench.now_ns - begun_ns > limits.LINK_EXCUSE_MAX_NS and bench.names() == "ab"
+
+
 def test_a_member_that_came_back_without_links_is_removed_later() -> None:
     """L1: the wait for its links begins again, and ends."""
     bench = MasterBench()

@@ -52,11 +52,7 @@ from .harness import (
     token,
     topology_vote,
 )
-from .takeover import OLD_RUN, TakeOver, hello_of, report_of
-
-
-def outcome(attempt_id: int, committed: bool, names: str, *calls: int, value: int = 2) -> Decision:
-    return Decision(0, 0 if committed else 6, value, attempt_id=attempt_id, order=pids(names), calls=calls)
+from .takeover import OLD_RUN, TakeOver, hello_of, outcome, report_of
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from zpccl.protocol.messages import Hello, TopologyKind
 from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Peer, World, check_agreement, host_of_two, one_master
+from .world import ONE, Call, Peer, World, check_agreement, check_all_go_on, host_of_two, one_master
 
 
 def begin_beside(world: World, peers: list[Peer]) -> Peer:
@@ -26,16 +26,6 @@ def begin_beside(world: World, peers: list[Peer]) -> Peer:
     newcomer.connect()
     world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
     return newcomer
-
-
-def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
-    """L3: nobody was removed, and all can reduce with each other in the old run."""
-    for peer in peers:
-        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
-        assert peer.machine.run_id == run_id
-    calls = [peer.reduce() for peer in peers]
-    world.settle(calls)
-    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
 
 
 @pytest.mark.parametrize("late", [1.4, 3.0, 9.0, 20.0])

@@ -601,6 +601,16 @@ class World:
         )
 
 
+def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
+    """L3: nobody was removed, and all can reduce with each other in the old run."""
+    for peer in peers:
+        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
+        assert peer.machine.run_id == run_id
+    calls = [peer.reduce() for peer in peers]
+    world.settle(calls)
+    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
+
+
 def check_agreement(calls: Iterable[Call]) -> None:
     """S1: calls of one operation that succeeded have one result."""
     results = {call.result for call in calls if call.is_ok}

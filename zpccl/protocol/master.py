@@ -153,6 +153,7 @@ class MasterMachine:
         """Grows each time the master forgets a run."""
         self._leadership_count = 0
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
+        self._excused_ns: tuple[int, int] | None = None  # When plans first and last waited for links once more.
         self._woken_ns = 0  # No Tick counts before: a master that has stood still reads first what has come meanwhile.
         self.malformed_count = 0
         self._forget_run()
@@ -726,6 +727,15 @@ class MasterMachine:
     def _were_away(self, peers: Sequence[Peer], now_ns: int) -> bool:
         """True if one of these members was disconnected during a wait for links: it could not set up or report any."""
         return any(peer.was_away(now_ns - self.options.link_wait_ns) for peer in peers)
+
+    def _may_wait_again(self, now_ns: int) -> bool:
+        """False once plans have waited for links for LINK_EXCUSE_MAX on end because a member was away: one that comes
+        and goes must not hold up the others. While the network of all is broken, they wait as long as it takes."""
+        first_ns, last_ns = self._excused_ns or (now_ns, now_ns)
+        if now_ns - last_ns > 2 * self.options.link_wait_ns:
+            first_ns = now_ns
+        self._excused_ns = first_ns, now_ns
+        return self._losses.network is not NetworkState.UP or now_ns - first_ns < limits.LINK_EXCUSE_MAX_NS
 
     def _send_on(self, now_ns: int) -> None:
         """Sends peers on to the next master if the rest of their host does not come: it may be pending at another

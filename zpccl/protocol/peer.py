@@ -1321,7 +1321,7 @@ def _early_bytes(spec: Spec, how: Reducing | Fetching) -> int:
         return 0
     is_whole = how.lanes or how.algorithm == Algorithm.ONE_SHOT
     is_whole = is_whole or spec.kind in (CollectiveKind.BROADCAST, CollectiveKind.ALL_GATHER)
-    return max(size if is_whole else size // len(how.order), limits.PLAN_AHEAD_CHARGE_MIN)
+    return max(size if is_whole else size // len(how.order), limits.PLAN_AHEAD_CHARGE_BYTES)
 
 
 def are_compatible(calls: Sequence[Call]) -> bool:

@@ -12,8 +12,7 @@ from zpccl.protocol.messages import Linked, Plan, Refusal, Refused, Running, Vot
 
 from .harness import offer, pids, reducing, running_attempt, running_sync, spec
 from .standby import TWO, Standby
-from .takeover import TakeOver, hello_of, report_of
-from .test_recovery import outcome
+from .takeover import TakeOver, hello_of, outcome, report_of
 
 OTHER_RUN = b"x" * 16
 

@@ -7,8 +7,7 @@ import pytest
 from zpccl.protocol.messages import Hello
 from zpccl.protocol.peer import State
 
-from .test_one_address import check_all_go_on
-from .world import ONE, TWO, World, reduce_spec, two_masters
+from .world import ONE, TWO, World, check_all_go_on, reduce_spec, two_masters
 
 
 def test_a_peer_that_is_refused_twice_waits_to_be_admitted() -> None:
