@@ -207,8 +207,8 @@ PLANS_AHEAD_MAX = 1024
 PLANS_AHEAD_AT_TAG_MAX = 16
 """Plans ahead for one tag: the peers can make this many calls before the master hears of the first."""
 PLAN_AHEAD_AGE_MAX = 32_768
-"""A peer drops a plan ahead when it has started an attempt with an id higher by this. For an attempt that is 65,536 ids
-back, the data plane takes frames that come before the attempt begins for late frames, and drops them."""
+"""A peer drops a plan ahead when it has started, or dropped, an attempt with an id higher by this. For an attempt that
+is 65,536 ids back, the data plane takes frames that come before the attempt begins for late frames, and drops them."""
 PLAN_AHEAD_BYTES_MAX = 16 * MIB
 """Larger tensors are not planned ahead: asking the master is short compared with their transfer, and if another plan
 comes after all, a peer that began early has to restore its input."""

@@ -731,3 +731,22 @@ def test_what_may_be_ahead_is_bounded() -> None:
     assert votes == [2 + 2 * tag for tag in range(most)] + [0]
     peer.hear(Decision(5000, Result.RANK_CONNECTION_LOST, 0, "withdrawn"))
     assert peer.reduce(9000, spec(most + 1, **fields))[-1].message.votes[0].ahead > 0
+
+
+def test_an_attempt_far_behind_one_that_was_dropped_is_not_started() -> None:
+    """L1: the data plane knows the dropped attempt, so it takes early frames of one far behind it for late ones. The
+    master has given many ids to other groups while this peer was in one call."""
+    peer = after_a_commit()
+    peer.reduce(11, spec(1))
+    peer.hear(plan_of(11, AHEAD + 1, names="ab"))
+    peer.handle(events.ReduceDone(AHEAD + 1, 7))
+    far = AHEAD + 2 * limits.PLAN_AHEAD_AGE_MAX
+    peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1, ahead=(far,)))
+    assert peer.reduce(12, spec(1, count=99))[0] == EndReduce(far, commit=False)
+    assert peer.reduce(13) == [EndReduce(AHEAD, commit=False), Send(Votes(12, (Vote(13, spec(), 0),)))]
+
+
+def test_a_plan_ahead_for_one_peer_does_not_crash_it() -> None:
+    """Only a faulty master sends it."""
+    peer = after_a_commit(plan=plan_of(10, names="a"))
+    assert peer.reduce(11)[0] == start(11, AHEAD, "a", is_ahead=True)

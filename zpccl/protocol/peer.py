@@ -256,7 +256,7 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
-        self._attempt_max = 0  # The greatest that it has started.
+        self._attempt_max = 0  # The greatest that it has started, or has ended as an attempt ahead.
         self._early_bytes = 0  # At most what it has sent to each other peer in attempts ahead that have not ended.
         self._digests = Digests()
         self._given_up: TopologySpec | None = None  # The call that the user gave up, until another call follows it.
@@ -1095,8 +1095,9 @@ class PeerMachine:
             if ahead is not None:
                 self._forget_attempts(ahead.attempt_ids)
 
-    def _forget_attempts(self, attempt_ids: Iterable[int]) -> None:
+    def _forget_attempts(self, attempt_ids: Sequence[int]) -> None:
         """Ends attempts that this peer will never start. Others may have started them: their frames are stale here."""
+        self._attempt_max = max(self._attempt_max, max(attempt_ids, default=0))  # The data plane knows it, too.
         self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
 
     def _start_ahead(self, call: Call) -> None:
@@ -1122,7 +1123,7 @@ class PeerMachine:
 
     def _have_room(self, spec: CollectiveSpec, how: Reducing) -> bool:
         """True if the other participants can keep the frames of one more attempt ahead: they may begin others first."""
-        size, most = _early_bytes(spec, how), limits.PLANS_AHEAD_BYTES_MAX // (len(how.order) - 1)
+        size, most = _early_bytes(spec, how), limits.PLANS_AHEAD_BYTES_MAX // max(1, len(how.order) - 1)
         if self._early_bytes + size > most:  # Counted anew only then.
             started = [call for call in self.calls.values() if call.ahead and call.phase is not CallPhase.COMMITTED]
             self._early_bytes = sum(_early_bytes(call.spec, call.plan.how) for call in started if call.plan is not None)
