@@ -1451,7 +1451,7 @@ unheard-newcomer-is-not-summoned: protocol.leadership:Candidate.summon (unit tes
   + False
 call-in-two-attempts: protocol.kinds.sync:StateSyncs.restore (unit tests)
   S6: a false report has a call answered twice, which ends the master
-  - self._operations.attempt_of(peer, calls[peer]) in (None, self._transfer_of(reporter))
+  - self._operations.attempt_of(peer, calls[peer]) in (None, transfer)
   + True
 attempt-of-two-kinds: protocol.kinds.sync:StateSyncs.restore (unit tests)
   S6: a false report replaces a running collective by a sync
@@ -1477,7 +1477,7 @@ dropped-plans-are-not-ended: protocol.peer:PeerMachine._forget_attempts (unit te
   L2: frames of attempts that this peer never starts fill its memory for early frames, and its links stand still
   - self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
   + pass
-ahead-without-bound: protocol.peer:PeerMachine._have_room (unit tests)
+ahead-without-bound: protocol.peer:PeerMachine._take_room (unit tests)
   L2: the same by a peer that makes its calls in another order
   - self._early_bytes <= most
   + True

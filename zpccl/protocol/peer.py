@@ -1119,11 +1119,12 @@ class PeerMachine:
             return False
         beside = neighbours_of(ahead.how, self.options.peer_id)
         are_up = all((link := self._links.get(peer_id)) is not None and link.is_up for peer_id in beside)
-        return are_up and self._have_room(call.spec, ahead.how)
+        return are_up and self._take_room(call.spec, ahead.how)
 
-    def _have_room(self, spec: CollectiveSpec, how: Reducing) -> bool:
+    def _take_room(self, spec: CollectiveSpec, how: Reducing) -> bool:
         """True if the other participants can keep the frames of one more attempt ahead: they may begin others first."""
-        size, most = _early_bytes(spec, how), limits.PLANS_AHEAD_BYTES_MAX // max(1, len(how.order) - 1)
+        size = _early_bytes(spec, how)
+        most = limits.PLANS_AHEAD_BYTES_MAX // max(1, len(how.order) - 1)
         if self._early_bytes + size > most:  # Counted anew only then.
             started = [call for call in self.calls.values() if call.ahead and call.phase is not CallPhase.COMMITTED]
             self._early_bytes = sum(_early_bytes(call.spec, call.plan.how) for call in started if call.plan is not None)

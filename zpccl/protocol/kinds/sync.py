@@ -307,15 +307,14 @@ class StateSyncs(Kind[Transfer]):
         known = self._operations.running.get(plan.attempt_id)
         if known is not None and known.key != Key(SYNC, reporter.group):
             return  # A false report.
-        open_calls: dict[Peer, int] = {}
-        for peer in self._operations.present(calls):
-            is_free = self._operations.attempt_of(peer, calls[peer]) in (None, self._transfer_of(reporter))
-            if is_free and calls[peer] not in peer.answers:
-                open_calls[peer] = calls[peer]
-        calls = open_calls
+        transfer = self._transfer_of(reporter)
+        calls = {
+            peer: calls[peer]
+            for peer in self._operations.present(calls)
+            if self._operations.attempt_of(peer, calls[peer]) in (None, transfer) and calls[peer] not in peer.answers
+        }
         if reporter not in calls or not isinstance(how, Fetching):
             return  # The reporter does not take part in it any more.
-        transfer = self._transfer_of(reporter)
         if transfer is None:
             transfer = Transfer(
                 attempt_id=plan.attempt_id,
