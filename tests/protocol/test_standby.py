@@ -150,6 +150,31 @@ def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> N
         assert bench.machine.registry.is_committed
 
 
+def test_members_cut_off_in_several_groups_go_together() -> None:
+    """L2: with several masters, each list without one of them must be committed before the next one is removed."""
+    bench = Standby()
+    bench.groups = {name: index // 3 for index, name in enumerate("abcdefghi")}
+    bench.begin_run("a")
+    for name in "bcdefghi":
+        bench.hello(name, **TWO)
+    for names in ("abc", "def", "ghi"):
+        bench.link(*names)
+    bench.vote("a", UPDATE, 900)
+    bench.see(*"abcdefghi")
+    for names in ("abc", "def", "ghi"):
+        bench.link(*names[:2])
+        bench.say(names[2], Linked(()))
+        for name in names:
+            bench.begin(name, 1)
+    begun_ns = bench.now_ns
+    while len(bench.names()) > 6:
+        bench.tick_at_deadline()
+        while not bench.machine.registry.is_committed:
+            bench.see(*bench.connections)
+    assert bench.names() == "abdegh"
+    assert bench.now_ns - begun_ns < limits.LINK_WAIT_TIMEOUT_NS + SECOND
+
+
 def test_who_comes_back_reports_again(bench: Standby) -> None:
     """It may have heard more in the meantime, even if the master has not noticed that its old connection broke."""
     bench.report("a", "abc")

@@ -217,9 +217,11 @@ class Collectives(Kind[Reduction]):
     def _evaluate(self, operation: Operation, now_ns: int) -> None:
         """Plans or refuses an operation if all have voted."""
         key, votes = operation.key, operation.votes
-        if not self._operations.is_complete(operation) or not self._registry.is_committed:
+        if not self._operations.is_complete(operation):
             operation.agreed_ns = None
             return
+        if not self._registry.is_committed:
+            return  # A wait for links goes on: lists change for members of other groups, too.
         specs = _specs_of(votes)
         if self._run_ahead(operation, specs, now_ns):
             return
