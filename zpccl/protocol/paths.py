@@ -157,6 +157,8 @@ class Paths:
         """
         faults, failing_max_ns = self._live_faults(now_ns), limits.LINK_FAILING_SYNCS_MAX_NS
         linked = [holder for holder in holders if self._is_usable(receiver, holder, faults, failing_max_ns)]
+        if not faults:
+            return linked
 
         def is_suspect(holder: Peer) -> bool:
             fault = faults.get(frozenset((receiver, holder)))

@@ -218,7 +218,7 @@ class StateSyncs(Kind[Transfer]):
         def find(avoided: Collection[Edge]) -> Sources:
             def linked(peer: Peer, others: Sequence[Peer]) -> list[Peer]:
                 near = self._paths.sources(peer, others, now_ns)
-                return [other for other in near if frozenset((peer, other)) not in avoided]
+                return [other for other in near if frozenset((peer, other)) not in avoided] if avoided else near
 
             return find_sources(present, holders, transfer.fetch, transfer.offers, linked)
 
