@@ -298,6 +298,34 @@ def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
     assert bench.names() == "ac"
 
 
+def test_a_straggler_that_was_away_is_removed_soon_after() -> None:
+    """L2: not only after another timeout, which may be an hour."""
+    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    for name in "ac":
+        bench.begin(name, 1)
+    begun_ns = bench.now_ns
+    bench.tick(TIMEOUT - 1)
+    bench.disconnect("b")
+    bench.hello("b", welcomed=True, connection=2)
+    while "b" in bench.names():
+        bench.tick_at_deadline()
+    assert bench.now_ns == begun_ns + TIMEOUT - 1 + limits.CUT_OFF_SPREAD_NS
+
+
+def test_a_straggler_that_comes_and_goes_is_removed() -> None:
+    """L2: it never votes, and connects again every second, for ever."""
+    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    for name in "ac":
+        bench.begin(name, 1)
+    begun_ns = bench.now_ns
+    while "b" in bench.names():
+        bench.disconnect("b")
+        bench.hello("b", welcomed=True, connection=2)
+        bench.tick(SECOND)
+        assert bench.now_ns - begun_ns <= TIMEOUT + limits.LINK_EXCUSE_MAX_NS + SECOND
+    assert bench.now_ns - begun_ns >= TIMEOUT + limits.LINK_EXCUSE_MAX_NS
+
+
 def test_a_straggler_in_two_operations_is_removed_once() -> None:
     bench = bench_of("a", "b", timeout_ns=TIMEOUT)
     bench.begin("a", 1, spec(1), spec(2))

@@ -175,13 +175,12 @@ class Stragglers:
         for wait in waits:
             next_ns = self._warn_ns(wait)
             stragglers = wait.stragglers()
-            if timeout_ns is not None:  # A member that is away, or is still to report, may have voted: see losses.py.
-                away_ns = now_ns - limits.CUT_OFF_SPREAD_NS  # One that is back says so again.
-                here = {peer: since_ns for peer, since_ns in stragglers.items() if not peer.was_away(away_ns)}
-                late = [peer for peer, since_ns in here.items() if now_ns - since_ns >= timeout_ns]
-                for peer in late:
+            if timeout_ns is not None:  # A member that is still to report may have voted: losses.py judges it.
+                here = {peer: since_ns for peer, since_ns in stragglers.items() if peer.has_reported}
+                late_ns = {peer: _late_ns(peer, since_ns + timeout_ns, now_ns) for peer, since_ns in here.items()}
+                for peer in (peer for peer in here if now_ns >= late_ns[peer]):
                     overdue.setdefault(peer, f"{_describe(wait, now_ns)}, and this peer did not vote")
-                due_ns = [since_ns + timeout_ns for peer, since_ns in here.items() if peer not in late]
+                due_ns = [late for late in late_ns.values() if now_ns < late]
                 next_ns = min(next_ns, now_ns + timeout_ns, *due_ns)  # Peers held up now are not late before that.
             self._check_no_later(next_ns)
         return list(overdue.items())
@@ -334,3 +333,14 @@ def _key(wait: Wait) -> tuple[str, int]:
 
 def _describe(wait: Wait, now_ns: int) -> str:
     return f"{names(wait.voters)} called {wait.operation} {(now_ns - wait.since_ns) // limits.SECOND} s ago"
+
+
+def _late_ns(peer: Peer, due_ns: int, now_ns: int) -> int:
+    """When a straggler is removed. One that is away, or just back, may have voted: once it is back, it says so again.
+
+    One that comes and goes must not hold up the others for ever.
+    """
+    away_ns = now_ns if peer.connection is None else peer.back_ns
+    if away_ns is None:
+        return due_ns
+    return max(due_ns, min(away_ns + limits.CUT_OFF_SPREAD_NS, due_ns + limits.LINK_EXCUSE_MAX_NS))
