@@ -1377,9 +1377,17 @@ who-knows-of-no-removal-goes: protocol.recovery:History.parted (unit tests)
   L3: a removal is undone, and a member goes that has not heard of it and could go on
   - left[i].epoch >= epoch
   + True
-absent-member-is-a-straggler: protocol.stragglers:Stragglers.tick (unit tests)
+absent-member-is-a-straggler: protocol.stragglers:_late_ns (unit tests)
   S6: a member is removed on its way to a new master, or as it connects again
-  - not peer.was_away(away_ns)
+  - away_ns + limits.CUT_OFF_SPREAD_NS
+  + due_ns
+straggler-that-comes-and-goes: protocol.stragglers:_late_ns (unit tests)
+  L2: a member that never votes, and connects again every second, is never removed
+  - due_ns + limits.LINK_EXCUSE_MAX_NS
+  + now_ns + limits.SECOND
+host-that-goes-has-namesakes: protocol.membership:Registry.namesakes (unit tests)
+  L2: a restarted host is removed as its former processes go, because one of them is still a member
+  - counts[peer.host] == peer.host_size
   + True
 late-tick-counts: protocol.master:MasterMachine._has_stood_still (unit tests)
   S6: a master that stood still removes a peer whose vote, Hello or links it has not read yet

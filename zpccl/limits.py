@@ -188,9 +188,9 @@ differs by peer and may be twice as long, so that peers do not move around the m
 HOST_TIMEOUT_NS = 600 * SECOND
 """How long a peer waits for admission, at all masters together, while some peers of its host have not registered. The
 processes of a host start together, and one that died is started again within this time or not at all."""
-HOST_NAMESAKE_WAIT_NS = 30 * SECOND
+HOST_NAMESAKE_WAIT_NS = HEARTBEAT_TIMEOUT_MAX_NS + 30 * SECOND
 """How long pending peers wait while a host with the name of theirs has all its peers in the run. If those are former
-processes of the host, the master has noticed by then that they are gone."""
+processes of the host, the master has noticed by then that they are gone, whatever its heartbeat timeout."""
 QUORUM_WAIT_NS = 10 * SECOND
 """How long a new master waits for missing reports, if members may be connected to another master."""
 CUT_OFF_WAIT_NS = QUORUM_WAIT_NS + HEARTBEAT_TIMEOUT_NS
@@ -309,8 +309,8 @@ LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
 """How long a plan waits for links if none is possible without them, and how long a joiner waits for its links."""
 LINK_EXCUSE_MAX_NS = 60 * SECOND
-"""How long members that are cut off stay because some member was away during each wait, and may have links that the
-master has not heard of."""
+"""How long members that are cut off, joiners and stragglers stay because a member was away during each wait, and may
+have links or votes that the master has not heard of."""
 LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from zpccl import limits
 from zpccl.errors import HostIncomplete, Kicked, Result
+from zpccl.limits import MS
 from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import (
     Acknowledgement,
@@ -227,7 +228,9 @@ def test_a_host_returns_once_the_old_one_is_gone(bench: MasterBench) -> None:
 def test_another_host_of_the_same_name_is_told(bench: MasterBench) -> None:
     """L1: its peers would wait as long as the other host takes part, and no log would say why."""
     begun_ns = bench.now_ns
-    come(bench, "ef", host="one")
+    come(bench, "e", host="one")
+    bench.tick(MS)
+    come(bench, "f", host="one")
     link(bench)
     while bench.pending():
         bench.tick_at_deadline()
@@ -235,6 +238,44 @@ def test_another_host_of_the_same_name_is_told(bench: MasterBench) -> None:
     reason = "peers of a host one are members; use another host= name for another host"
     assert kicked(bench) == {"e": reason, "f": reason}
     assert bench.names() == "abcd"
+
+
+def test_a_restarted_host_waits_for_the_longest_heartbeat_timeout(bench: MasterBench) -> None:
+    """L2: its power failed, and the master notices only then that the former processes are gone."""
+    come(bench, "ef", host="one")
+    link(bench)
+    bench.tick(limits.HEARTBEAT_TIMEOUT_MAX_NS)
+    for name in "ab":
+        bench.disconnect(name)
+    while "a" in bench.names() or "b" in bench.names():
+        bench.tick_at_deadline()
+    assert all_call(bench, UPDATE, 2) == Decision(2, OK, value=2)
+    assert bench.names() == "cdef"
+
+
+def test_a_host_that_has_lost_a_member_has_no_namesake() -> None:
+    """L2: b goes as soon as the list without a is committed."""
+    bench = MasterBench()
+
+    def see() -> None:
+        for name in bench.connections:
+            bench.say(name, Acknowledgement(bench.machine.registry.epoch))
+
+    come(bench, "ab", masters=MASTERS)
+    see()
+    come(bench, "cd", masters=MASTERS)
+    link(bench)
+    all_call(bench, UPDATE, 1)
+    see()
+    come(bench, "ef", host="one", masters=MASTERS)
+    link(bench)
+    bench.tick(limits.HOST_NAMESAKE_WAIT_NS - MS)
+    bench.leave("a")
+    bench.tick(MS)
+    assert (bench.names(), bench.pending()) == ("bcd", "ef")
+    see()
+    see()
+    assert (bench.names(), bench.pending()) == ("cd", "ef") and kicked(bench).keys() == {"b"}
 
 
 @pytest.mark.parametrize("how", ["leaves", "is lost"])

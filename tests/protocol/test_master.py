@@ -657,6 +657,49 @@ def test_a_member_that_comes_and_goes_does_not_hold_up_the_others() -> None:
     assert bench.now_ns - begun_ns > limits.LINK_EXCUSE_MAX_NS and bench.names() == "ab"
 
 
+def test_a_member_that_comes_and_goes_does_not_keep_joiners_for_ever() -> None:
+    """L1, S6: each update_topology() waits for j, which has no links, and the user of j hears nothing."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.register("j")
+    begun_ns = bench.now_ns
+    while bench.pending():
+        bench.disconnect("b")
+        bench.hello("b", welcomed=True, connection=2)
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS // 2)
+        assert bench.now_ns - begun_ns <= limits.LINK_EXCUSE_MAX_NS + 3 * limits.LINK_WAIT_TIMEOUT_NS
+    assert bench.names() == "ab"
+
+
+def test_an_outage_is_excused_though_another_group_has_been_excused_for_long() -> None:
+    """L2: x comes and goes for ever. b is away once, and its link is up again."""
+    bench = MasterBench()
+    bench.members("a", "b", "c")
+    bench.members("x", "y", "z", group=1)
+    bench.link("x", "y")
+    bench.say("z", Linked(()))
+    for name in "xyz":
+        bench.begin(name, 1)
+
+    def pass_time() -> None:
+        bench.disconnect("x")
+        bench.hello("x", welcomed=True, connection=2)
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS // 2)
+
+    while "z" in bench.names():
+        pass_time()
+    for name in "abc":
+        bench.say(name, Linked(()))
+        bench.begin(name, 1)
+    bench.tick(SECOND)
+    bench.disconnect("b")
+    bench.hello("b", welcomed=True, connection=2)
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "abcxy"
+    bench.link("a", "b", "c")
+    assert bench.machine.operations.running
+
+
 def test_a_member_that_came_back_without_links_is_removed_later() -> None:
     """L1: the wait for its links begins again, and ends."""
     bench = MasterBench()

@@ -153,7 +153,8 @@ class MasterMachine:
         """Grows each time the master forgets a run."""
         self._leadership_count = 0
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
-        self._excused_ns: tuple[int, int] | None = None  # When plans first and last waited for links once more.
+        # By group or joiner: when it first and last waited for links once more.
+        self._excused_ns: dict[int | bytes | None, tuple[int, int]] = {}
         self._woken_ns = 0  # No Tick counts before: a master that has stood still reads first what has come meanwhile.
         self.malformed_count = 0
         self._forget_run()
@@ -701,7 +702,7 @@ class MasterMachine:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 unreached = self.paths.missing(peer)
-                if self._were_away(unreached, now_ns):
+                if self._were_away(unreached, now_ns) and self._may_wait_again(peer.peer_id, now_ns):
                     peer.unlinked_ns = now_ns
                 elif unreached:  # None if they were lost just now.
                     reason = f"no data connection to {names(unreached)}"
@@ -711,7 +712,7 @@ class MasterMachine:
         for group in self.operations.tick(now_ns):
             if not self.registry.is_committed:
                 break  # The hosts of those removed just now go first, which needs a committed list.
-            if self._were_away(self.registry.members(group), now_ns) and self._may_wait_again(now_ns):
+            if self._were_away(self.registry.members(group), now_ns) and self._may_wait_again(group, now_ns):
                 self.operations.wait_again(now_ns)
                 continue
             for peer, others in self.paths.surplus(self.registry.members(group), now_ns):
@@ -728,13 +729,15 @@ class MasterMachine:
         """True if one of these members was disconnected during a wait for links: it could not set up or report any."""
         return any(peer.was_away(now_ns - self.options.link_wait_ns) for peer in peers)
 
-    def _may_wait_again(self, now_ns: int) -> bool:
-        """False once plans have waited for links for LINK_EXCUSE_MAX on end because a member was away: one that comes
-        and goes must not hold up the others. While the network of all is broken, they wait as long as it takes."""
-        first_ns, last_ns = self._excused_ns or (now_ns, now_ns)
-        if now_ns - last_ns > 2 * self.options.link_wait_ns:
-            first_ns = now_ns
-        self._excused_ns = first_ns, now_ns
+    def _may_wait_again(self, who: int | bytes | None, now_ns: int) -> bool:
+        """False once a group or joiner has waited for links for LINK_EXCUSE_MAX on end because a member was away.
+
+        One that comes and goes must not hold up the others. While the network of all is broken, they wait on.
+        """
+        oldest_ns = now_ns - 2 * self.options.link_wait_ns
+        self._excused_ns = {key: times for key, times in self._excused_ns.items() if times[1] >= oldest_ns}
+        first_ns, _ = self._excused_ns.get(who, (now_ns, now_ns))
+        self._excused_ns[who] = first_ns, now_ns
         return self._losses.network is not NetworkState.UP or now_ns - first_ns < limits.LINK_EXCUSE_MAX_NS
 
     def _send_on(self, now_ns: int) -> None:
@@ -748,8 +751,10 @@ class MasterMachine:
 
     def _remove_namesakes(self, now_ns: int) -> None:
         """Removes pending peers of a second host of one name. They would wait as long as the first one takes part."""
-        for peer in self.registry.namesakes():
-            if now_ns - peer.registered_ns >= limits.HOST_NAMESAKE_WAIT_NS:
+        found = self.registry.namesakes()
+        late = {peer.host for peer in found if now_ns - peer.registered_ns >= limits.HOST_NAMESAKE_WAIT_NS}
+        for peer in found:
+            if peer.host in late:  # All peers of the host hear the reason, also those that registered later.
                 reason = f"peers of a host {peer.host} are members; use another host= name for another host"
                 self._kick(peer, Result.INVALID_USAGE, reason, now_ns)
 

@@ -236,11 +236,11 @@ class Registry:
 
     def namesakes(self) -> list[Peer]:
         """Connected pending peers of a host with the name of another one, of which all peers are connected members."""
-        hosts = {peer.host for peer in self.connected_pending() if peer.host}
-        if hosts:
-            hosts -= {peer.host for peer in self.order if peer.connection is None}
-            hosts &= {peer.host for peer in self.order}
-        return [peer for peer in self.connected_pending() if peer.host in hosts]
+        pending = [peer for peer in self.connected_pending() if peer.host]
+        here = [peer for peer in self.order if peer.host and peer.connection is not None] if pending else []
+        counts = Counter(peer.host for peer in here)
+        hosts = {peer.host for peer in here if counts[peer.host] == peer.host_size}
+        return [peer for peer in pending if peer.host in hosts]
 
     def misfit_of_host(self, host: str, host_size: int) -> str:
         """Why a new peer does not fit the connected pending peers of its host; empty if it does."""
