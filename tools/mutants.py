@@ -1383,7 +1383,7 @@ absent-member-is-a-straggler: protocol.stragglers:_late_ns (unit tests)
   + due_ns
 straggler-that-comes-and-goes: protocol.stragglers:_late_ns (unit tests)
   L2: a member that never votes, and connects again every second, is never removed
-  - due_ns + limits.LINK_EXCUSE_MAX_NS
+  - due_ns + limits.AWAY_EXCUSE_MAX_NS
   + now_ns + limits.SECOND
 host-that-goes-has-namesakes: protocol.membership:Registry.namesakes (unit tests)
   L2: a restarted host is removed as its former processes go, because one of them is still a member
@@ -1443,7 +1443,7 @@ namesakes-wait-for-ever: protocol.master:MasterMachine._remove_namesakes (unit t
   + False
 who-comes-and-goes-holds-up-others: protocol.master:MasterMachine._may_wait_again (unit tests)
   L1: a member that connects again every few seconds keeps one without links in the group, and calls wait
-  - now_ns - first_ns < limits.LINK_EXCUSE_MAX_NS
+  - now_ns - first_ns < limits.AWAY_EXCUSE_MAX_NS
   + True
 refused-twice-is-removed: protocol.peer:PeerMachine._on_refused (unit tests)
   S6: a peer that returns takes the refusal of an earlier message for that of its Hello

@@ -308,7 +308,7 @@ LINK_RETRY_INTERVAL_NS = 200 * MS
 LINK_RETRY_INTERVAL_MAX_NS = 2 * SECOND
 LINK_WAIT_TIMEOUT_NS = 10 * SECOND
 """How long a plan waits for links if none is possible without them, and how long a joiner waits for its links."""
-LINK_EXCUSE_MAX_NS = 60 * SECOND
+AWAY_EXCUSE_MAX_NS = 60 * SECOND
 """How long members that are cut off, joiners and stragglers stay because a member was away during each wait, and may
 have links or votes that the master has not heard of."""
 LINK_SUSPECT_NS = 60 * SECOND

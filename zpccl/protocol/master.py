@@ -730,15 +730,17 @@ class MasterMachine:
         return any(peer.was_away(now_ns - self.options.link_wait_ns) for peer in peers)
 
     def _may_wait_again(self, who: int | bytes | None, now_ns: int) -> bool:
-        """False once a group or joiner has waited for links for LINK_EXCUSE_MAX on end because a member was away.
+        """False once a group or joiner has waited for links for AWAY_EXCUSE_MAX on end because a member was away.
 
         One that comes and goes must not hold up the others. While the network of all is broken, they wait on.
         """
+        if self._losses.network is not NetworkState.UP:
+            return True
         oldest_ns = now_ns - 2 * self.options.link_wait_ns
         self._excused_ns = {key: times for key, times in self._excused_ns.items() if times[1] >= oldest_ns}
         first_ns, _ = self._excused_ns.get(who, (now_ns, now_ns))
         self._excused_ns[who] = first_ns, now_ns
-        return self._losses.network is not NetworkState.UP or now_ns - first_ns < limits.LINK_EXCUSE_MAX_NS
+        return now_ns - first_ns < limits.AWAY_EXCUSE_MAX_NS
 
     def _send_on(self, now_ns: int) -> None:
         """Sends peers on to the next master if the rest of their host does not come: it may be pending at another

@@ -213,7 +213,9 @@ class History:
 
 def is_plausible(report: RunReport) -> bool:
     """False if no honest peer sends this report: epochs and terms do not fit, a member is listed twice, or a plan lacks
-    a call. The promise is of a later term than the hello, unless a candidate has just welcomed the peer, without a list.
+    a call.
+
+    The promise is of a later term than the hello, unless a candidate has just welcomed the peer, which has no list.
     """
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = (

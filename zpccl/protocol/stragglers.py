@@ -343,4 +343,4 @@ def _late_ns(peer: Peer, due_ns: int, now_ns: int) -> int:
     away_ns = now_ns if peer.connection is None else peer.back_ns
     if away_ns is None:
         return due_ns
-    return max(due_ns, min(away_ns + limits.CUT_OFF_SPREAD_NS, due_ns + limits.LINK_EXCUSE_MAX_NS))
+    return max(due_ns, min(away_ns + limits.CUT_OFF_SPREAD_NS, due_ns + limits.AWAY_EXCUSE_MAX_NS))
