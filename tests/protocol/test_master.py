@@ -595,6 +595,32 @@ def test_no_joiner_is_removed_for_a_member_that_was_away(is_back: bool) -> None:
     assert (bench.names(), bench.pending()) == ("ax", "")
 
 
+def test_no_joiner_is_removed_for_links_that_it_could_not_report() -> None:
+    """L2: j is far, and away while its links come up. One that comes and goes for ever is removed all the same."""
+    bench = MasterBench()
+    bench.members("a", "b")
+    bench.register("j")
+    bench.hello("j", connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(SECOND)
+    bench.disconnect("j")
+    for name, other in ("ab", "ba"):
+        bench.say(name, Linked(pids(other + "j")))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS - SECOND // 2)
+    bench.hello("j", connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
+    bench.tick(SECOND)
+    assert bench.pending() == "j"
+    bench.say("j", Linked(pids("ab")))
+    bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.pending() == "j"
+    bench.say("j", Linked(()))
+    begun_ns = bench.now_ns
+    while bench.pending():
+        bench.disconnect("j")
+        bench.hello("j", connection=4)
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS // 2)
+        assert bench.now_ns - begun_ns <= limits.AWAY_EXCUSE_MAX_NS + 3 * limits.LINK_WAIT_TIMEOUT_NS
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 def test_no_member_is_removed_for_links_that_it_could_not_report(is_back: bool) -> None:
     """S6: the link of two members breaks. Then b, which is far, is away for a while; the link comes up meanwhile."""

@@ -702,9 +702,11 @@ class MasterMachine:
                         return  # The master has stepped down.
             elif peer.unlinked_ns is not None and now_ns - peer.unlinked_ns >= self.options.link_wait_ns:
                 unreached = self.paths.missing(peer)
-                if self._were_away(unreached, now_ns) and self._may_wait_again(peer.peer_id, now_ns):
+                if not unreached:
+                    continue  # They were lost just now.
+                if self._were_away([peer, *unreached], now_ns) and self._may_wait_again(peer.peer_id, now_ns):
                     peer.unlinked_ns = now_ns
-                elif unreached:  # None if they were lost just now.
+                else:
                     reason = f"no data connection to {names(unreached)}"
                     self._kick(peer, Result.RANK_CONNECTION_FAILED, reason, now_ns)
         self._send_on(now_ns)
