@@ -14,12 +14,14 @@ from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import Kicked, PeerLost, Result
+from zpccl.limits import SECOND
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.kinds.collective import Reduction
 from zpccl.protocol.messages import (
     Acknowledgement,
     Decision,
+    Linked,
     NeighboursChanged,
     Plan,
     Report,
@@ -230,7 +232,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
     bench.members("x", "y", group=1)
     for name in "ab":
         bench.begin(name, 1)
-    votes = Votes(0, (Vote(1, spec(), attempt_id),))
+    votes = Votes(0, (Vote(1, spec(), 99),))
     bench.say("x", votes)
     bench.finish("x", 1, attempt_id)
     bench.say("y", votes)
@@ -240,6 +242,23 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
     for name in "ab":
         bench.finish(name, 1)
     assert bench.verdict("a", 1) == Decision(1, 0, 2, attempt_id=FIRST_ATTEMPT)
+
+
+def test_a_false_attempt_that_is_issued_meanwhile_leaves_no_deadline() -> None:
+    """B2: x and y lie. Their call waits for links, and then for their reports on this attempt, which never come. A
+    deadline in the past would keep the master busy."""
+    bench = MasterBench()
+    bench.members("x", "y")
+    for name in "xy":
+        bench.say(name, Linked(()))
+    for name in "xy":
+        bench.say(name, Votes(0, (Vote(1, spec(), 99),)))
+    bench.tick(SECOND)
+    for _ in range(99):
+        bench.say("x", Linked(pids("y")))
+        bench.say("x", Linked(()))
+    bench.tick(2 * limits.LINK_WAIT_TIMEOUT_NS)
+    assert bench.names() == "xy"
 
 
 def test_who_has_committed_a_call_makes_the_next_one() -> None:
@@ -744,6 +763,22 @@ def test_an_attempt_far_behind_one_that_was_dropped_is_not_started() -> None:
     peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1, ahead=(far,)))
     assert peer.reduce(12, spec(1, count=99))[0] == EndReduce(far, commit=False)
     assert peer.reduce(13) == [EndReduce(AHEAD, commit=False), Send(Votes(12, (Vote(13, spec(), 0),)))]
+
+
+@pytest.mark.parametrize("how", ["planned late", "lost plan", "lost plan after the release"])
+def test_an_attempt_far_behind_one_that_was_never_started_is_not_started(how: str) -> None:
+    """L1: the same after the end of an attempt whose plan got lost, or came after the call was withdrawn."""
+    peer, far = after_a_commit(), AHEAD + 2 * limits.PLAN_AHEAD_AGE_MAX
+    peer.reduce(11, spec(1))
+    if how != "lost plan":
+        peer.handle(events.CallWithdrawn(11, timed_out=True))
+        peer.tick(limits.WITHDRAW_TIMEOUT_NS)
+    if how == "planned late":
+        effects = peer.plan(11, far)
+    else:
+        effects = peer.hear(Decision(11, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=far))
+    assert EndReduce(far, commit=False) in effects
+    assert peer.reduce(12)[-1].message.votes[0].ahead == 0
 
 
 def test_a_plan_ahead_for_one_peer_does_not_crash_it() -> None:

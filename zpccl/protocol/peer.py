@@ -256,7 +256,7 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
-        self._attempt_max = 0  # The greatest that it has started, or has ended as an attempt ahead.
+        self._attempt_max = 0  # The greatest that it has started or ended.
         self._early_bytes = 0  # At most what it has sent to each other peer in attempts ahead that have not ended.
         self._digests = Digests()
         self._given_up: TopologySpec | None = None  # The call that the user gave up, until another call follows it.
@@ -1048,7 +1048,7 @@ class PeerMachine:
         if call is None and isinstance(plan.how, Fetching):
             return None
         if call is None or call.is_released:
-            self._effects.append(EndReduce(plan.attempt_id, commit=False))  # Its frames are stale.
+            self._forget_attempts((plan.attempt_id,))
             if call is not None:
                 call.plan = plan
                 self._report(call, plan.attempt_id, _WITHDRAWN)
@@ -1253,7 +1253,7 @@ class PeerMachine:
         attempt_id = decision.attempt_id if decision.is_of_attempt and not is_barrier(call) else None
         if call.is_released:
             if call.attempt_id is None and attempt_id is not None:  # Its plan got lost; frames may wait for it.
-                self._effects.append(EndReduce(attempt_id, commit=False))
+                self._forget_attempts((attempt_id,))
             return
         attempt_id = call.attempt_id if attempt_id is None else attempt_id
         if attempt_id is not None:
@@ -1268,6 +1268,7 @@ class PeerMachine:
         if is_sync(call):
             self._effects.append(EndSync(call.call_id, attempt_id, commit))
         elif not is_barrier(call):
+            self._attempt_max = max(self._attempt_max, attempt_id)  # Its plan may have got lost.
             self._effects.append(EndReduce(attempt_id, commit))
 
     # --- The end ----------------------------------------------------------------------------------------------------

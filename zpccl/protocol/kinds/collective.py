@@ -224,6 +224,7 @@ class Collectives(Kind[Reduction]):
             return  # A wait for links goes on: lists change for members of other groups, too.
         specs = _specs_of(votes)
         if self._run_ahead(operation, specs, now_ns):
+            operation.agreed_ns = None  # It may have waited for links before.
             return
         if len(votes) == 1:
             self._operations.refuse(key, Result.TOO_FEW_PEERS, "this peer is alone in its group")
