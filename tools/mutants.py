@@ -1359,7 +1359,7 @@ late-break-costs-all-of-a-sync: protocol.kinds.sync:StateSyncs.on_report (unit t
   + self._outbox.now_ns - (transfer.begun_ns or 0)
 joiner-while-members-are-away: protocol.master:MasterMachine._on_tick (unit tests)
   L2: a joiner waits for links to members that are away, or as the network of all breaks, and is removed for that
-  - self._were_away(unreached, now_ns)
+  - self._were_away([peer, *unreached], now_ns)
   + False
 joiner-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   L2: the same, a moment after all are back
