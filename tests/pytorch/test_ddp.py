@@ -92,11 +92,11 @@ def test_checkpoints_of_torch(tmp_path: Path) -> None:
 LOSS = """
 import sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("zpccl")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100).to(sys.argv[1]))
 step = 0
 try:
     while True:
-        model(torch.ones(2, 100)).sum().backward()
+        model(torch.ones(2, 100, device=sys.argv[1])).sum().backward()
         step += 1
         if step == 3:
             print("trains", flush=True)
@@ -106,10 +106,14 @@ dist.destroy_process_group()
 """
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_killed_ends_the_backward_pass_of_all(victim: int) -> None:
-    """L1: if rank 0 dies, the master and the store die with it."""
-    with Processes(LOSS, 3) as processes:
+def test_a_rank_that_is_killed_ends_the_backward_pass_of_all(victim: int, device: str) -> None:
+    """L1: if rank 0 dies, the master and the store die with it. On a GPU, the others can still use it."""
+    with Processes(LOSS, 3, device) as processes:
         assert [processes.line(rank) for rank in range(3)] == ["trains"] * 3
         processes.ranks[victim].kill()
         for rank in {0, 1, 2} - {victim}:

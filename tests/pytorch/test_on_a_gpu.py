@@ -53,33 +53,6 @@ def test_two_ranks_train_as_on_gloo_bit_for_bit(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-LOSS = """
-import torch, torch.distributed as dist, zpccl, zpccl.torch
-dist.init_process_group("zpccl")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1000, 1000).cuda())
-step = 0
-try:
-    while True:
-        model(torch.ones(2, 1000, device="cuda")).sum().backward()
-        step += 1
-        if step == 3:
-            print("trains", flush=True)
-except RuntimeError:
-    print(type(dist.group.WORLD.error).__name__, bool(model.module.weight.grad.isfinite().all()))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_is_killed_ends_the_backward_pass_of_all(victim: int) -> None:
-    """L1: the processes of the others can still use the GPU."""
-    with Processes(LOSS, 3) as processes:
-        assert [processes.line(rank) for rank in range(3)] == ["trains"] * 3
-        processes.ranks[victim].kill()
-        for rank in {0, 1, 2} - {victim}:
-            assert processes.end(rank).split() in (["PeerLost", "True"], ["MasterUnreachable", "True"])
-
-
 BROKEN = """
 import torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("zpccl")
