@@ -27,8 +27,8 @@ GLYPHS = (  # Five by three pixels each, row by row.
 SIDE = 12
 
 
-def draw(count: int, seed: int) -> TensorDataset:
-    """Digits at random positions in small images, with noise."""
+def draw(count: int, seed: int, device: str = "cpu") -> TensorDataset:
+    """Digits at random positions in small images, with noise. They are the same on any device."""
     random = torch.Generator().manual_seed(seed)
     glyphs = torch.tensor([[float(pixel) for pixel in glyph] for glyph in GLYPHS]).view(10, 5, 3)
     labels = torch.randint(10, (count,), generator=random)
@@ -37,7 +37,7 @@ def draw(count: int, seed: int) -> TensorDataset:
     columns = torch.randint(SIDE - 2, (count,), generator=random)
     for image, label, row, column in zip(images, labels, rows, columns, strict=True):
         image[0, row : row + 5, column : column + 3] += 2 * glyphs[label]
-    return TensorDataset(images, labels)
+    return TensorDataset(images.to(device), labels.to(device))
 
 
 def make_model() -> torch.nn.Module:
@@ -69,7 +69,7 @@ def main() -> None:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     model = DistributedDataParallel(make_model().to(options.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    digits = draw(options.samples, seed=1)
+    digits = draw(options.samples, 1, options.device)
     sampler = DistributedSampler(digits, seed=2)
     loader = DataLoader(digits, batch_size=32, sampler=sampler)
     begun = time.monotonic()
@@ -81,7 +81,6 @@ def main() -> None:
         total = torch.zeros(1, device=options.device)
         for images, labels in loader:
             optimizer.zero_grad()
-            images, labels = images.to(options.device), labels.to(options.device)
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
@@ -92,7 +91,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.9f}", flush=True)
     bar.stop()
     if rank == 0:
-        images, labels = (tensor.to(options.device) for tensor in draw(1000, seed=3).tensors)
+        images, labels = draw(1000, 3, options.device).tensors
         accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
         took = time.monotonic() - begun
         print(f"accuracy {accuracy:.1%} after {took:.1f} s on {dist.get_world_size()} ranks of {options.backend}")

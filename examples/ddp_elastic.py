@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # Peers share the cores.
-    images, labels = (tensor.to(options.device) for tensor in draw(options.samples, seed=1).tensors)
+    images, labels = draw(options.samples, 1, options.device).tensors
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # DDP needs one: this process alone.
     model = DistributedDataParallel(make_model().to(options.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -98,7 +98,7 @@ def main() -> None:
             state.push_revision()
     dist.destroy_process_group()
 
-    images, labels = (tensor.to(options.device) for tensor in draw(1000, seed=3).tensors)
+    images, labels = draw(1000, 3, options.device).tensors
     accuracy = (model.module(images).argmax(1) == labels).double().mean().item()
     weights = b"".join(parameter.numpy(force=True).tobytes() for parameter in model.parameters())
     print(f"accuracy {accuracy:.1%}, weights {hashlib.sha256(weights).hexdigest()[:16]}")

@@ -89,8 +89,8 @@ def main() -> None:
     comm.connect()
     is_newcomer = comm.world_size > 1
     hosts, taken = options.hosts, 0
-    digits = draw(2000, seed=int(comm.peer_id[:8], 16))  # Each process has samples of its own.
-    images, labels = (tensor.to(options.device) for tensor in digits.tensors)
+    seed = int(comm.peer_id[:8], 16)  # Each process has samples of its own.
+    images, labels = draw(2000, seed, options.device).tensors
     bar = Progress(transient=True, disable=rank != 0 or not sys.stdout.isatty())
     shown = bar.add_task("steps", total=options.steps)
     bar.start()
