@@ -13,7 +13,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -131,13 +130,19 @@ def test_a_second_attempt_at_a_call_has_its_input_without_restore(trio: Run, cou
     anew, with their inputs.
     """
 
+    tensors = {comm: np.empty(count, np.float32) for comm in trio.comms}
+
     def reduce(comm: zpccl.Communicator, value: int, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        tensor = np.full(count, value, np.float32)
+        tensor = tensors[comm]
+        tensor[:] = value
         comm.all_reduce(tensor, tensor, tag=19, algorithm=algorithm, restore=False, timeout=timeout)
         return tensor
 
     def is_ahead(comm: zpccl.Communicator) -> bool:
         return any(call.ahead for call in [*loop_of(comm)._machine.calls.values()])
+
+    def is_partly_summed(comms: list[zpccl.Communicator]) -> bool:
+        return any(bool((tensors[comm] > 1).any()) for comm in comms)
 
     loops = [loop_of(comm) for comm in trio.comms]
     for hasty in trio.comms:
@@ -151,7 +156,7 @@ def test_a_second_attempt_at_a_call_has_its_input_without_restore(trio: Run, cou
         started = [trio.start(reduce, comm, 1) for comm in others]
         for comm in others:
             until(functools.partial(is_ahead, comm))
-        time.sleep(0.2)  # They exchange what they can.
+        until(functools.partial(is_partly_summed, others))
         results = [reduce(hasty, 100), *map(finish, started)]
         assert all((result == 102).all() for result in results)
     assert still_works(trio)

@@ -6,7 +6,7 @@ Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -260,6 +260,16 @@ class MasterBench:
             plain = self.promising(msgspec.structs.replace(plain, run_id=self.machine.run_id))
         fields = {f: changes.get(f, getattr(plain, f)) for f in Hello.__struct_fields__}
         return self.say(name, Hello(**fields), changes.get("seen", ""))
+
+    def come_and_go(self, name: str, interval_ns: int, until: Callable[[], bool], most_ns: int) -> int:
+        """A member connects again after each interval until something is true. Returns how long that takes."""
+        begun_ns = self.now_ns
+        while not until():
+            self.disconnect(name)
+            self.hello(name, welcomed=True, connection=2)
+            self.tick(interval_ns)
+            assert self.now_ns - begun_ns <= most_ns
+        return self.now_ns - begun_ns
 
     def register(self, *names: str, group: int = 0) -> None:
         """Peers register."""
