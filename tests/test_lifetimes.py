@@ -395,7 +395,7 @@ def test_a_master_whose_start_fails_ends(monkeypatch: pytest.MonkeyPatch, has_be
         pass
 
 
-@pytest.mark.parametrize("name", ["zpccl-links", "zpccl-peer", "zpccl-master"])
+@pytest.mark.parametrize("name", ["zpccl-links", "zpccl-peer", "zpccl-master", "zpccl-metrics"])
 def test_a_lack_of_threads_is_an_error_of_this_library(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Nothing is left of a peer or master that could not begin: the same call succeeds later."""
     start = threading.Thread.start
@@ -405,11 +405,11 @@ def test_a_lack_of_threads_is_an_error_of_this_library(monkeypatch: pytest.Monke
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    master = zpccl.MasterNode("127.0.0.1:0")
+    master = zpccl.MasterNode("127.0.0.1:0", metrics="127.0.0.1:0")
     comm = zpccl.Communicator("127.0.0.1:1", listen="127.0.0.1")
     with monkeypatch.context() as patch, pytest.raises(zpccl.InternalError, match=f"{name} cannot be started"):
         patch.setattr(threading.Thread, "start", refuse)
-        master.run() if name == "zpccl-master" else comm.connect()
+        master.run() if name in ("zpccl-master", "zpccl-metrics") else comm.connect()
     with pytest.raises(zpccl.MasterUnreachable):
         comm.connect(1)
     comm.close()

@@ -75,7 +75,15 @@ def test_calls_in_flight_and_members_together(members: int) -> None:
     assert found // 2 > 0  # all_reduce_multiple_with_retry makes half as many together.
 
 
-def test_the_data_plane_takes_as_many_peers_as_a_run_may_have() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ZP__WORLD_SIZE_MAX", limits.PEERS_MAX),
+        ("ZP__EAGER_TENSOR_BYTES", limits.PLAN_AHEAD_SMALL_BYTES),
+        ("ZP__EARLY_CHARGE_MIN", limits.PLAN_AHEAD_CHARGE_BYTES),
+    ],
+)
+def test_the_data_plane_has_the_same_bounds(name: str, value: int) -> None:
     header = Path(__file__).resolve().parent.parent / "native" / "bounds.h"
-    found = re.search(r"#define ZP__WORLD_SIZE_MAX (\d+)u", header.read_text(encoding="ascii"))
-    assert found is not None and int(found[1]) == limits.PEERS_MAX
+    found = re.search(rf"#define {name} \(?(\d+)u(?: << (\d+))?", header.read_text(encoding="ascii"))
+    assert found is not None and int(found[1]) << int(found[2] or 0) == value

@@ -26,6 +26,7 @@ from zpccl.control.forks import closed_in_children
 from zpccl.errors import InvalidArgument, InvalidUsage
 from zpccl.observe.snapshot import Snapshot, Straggler
 from zpccl.protocol.counts import AbortReason, LossReason
+from zpccl.state.workers import start_thread
 from zpccl.topology import Topology
 
 OTHER_GROUPS = "other"
@@ -209,6 +210,7 @@ class MetricsServer:
     Raises:
         InvalidArgument: the address is malformed or does not belong to this host.
         InvalidUsage: the port is in use.
+        InternalError: the system has no thread to give.
     """
 
     def __init__(self, listen: str) -> None:
@@ -224,7 +226,11 @@ class MetricsServer:
         closed_in_children(self._server.socket)
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="zpccl-metrics", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._server.server_close()
+            raise
         self.address = format_address(host, self._server.server_port)
 
     def publish(self, snapshot: Snapshot) -> None:
