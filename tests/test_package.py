@@ -61,6 +61,15 @@ def test_import_does_not_import_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_call_imports_nothing_of_numpy() -> None:
+    """L1: after an interrupt in the middle of an import, the next import in another thread may wait forever."""
+    call = "view(numpy.ones(1), 'send', writable=True)"
+    done = run_python(
+        "-c", f"import numpy, sys; from zpccl.engine.tensors import view; {call}; sys.exit('numpy.ma' in sys.modules)"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_public_names_exist() -> None:
     missing = [name for name in zpccl.__all__ if not hasattr(zpccl, name)]
     assert missing == []

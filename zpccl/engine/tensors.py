@@ -140,7 +140,8 @@ def _is_numpy_array(tensor: Any) -> bool:
 
 def _view_numpy(array: Any, name: str, writable: bool) -> TensorView:
     datatype = DataType.from_numpy_dtype(array.dtype)
-    if isinstance(array, sys.modules["numpy"].ma.MaskedArray):
+    # Naming numpy.ma would import it, and an import that Ctrl-C interrupts may keep its lock.
+    if isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise InvalidArgument(f"{name} is a masked array; use array.filled()")
     if not array.flags.c_contiguous:
         raise InvalidArgument(f"{name} is not contiguous; use numpy.ascontiguousarray and copy the result back")
