@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from types import FrameType
@@ -762,6 +763,32 @@ def test_a_bad_descriptor_is_refused_before_the_first_begins(trio: Run) -> None:
             one.all_reduce_multiple_with_retry(wrong)  # type: ignore[arg-type]
     assert one.all_reduce_multiple_with_retry([]).tx_bytes == 0
     assert not is_waiting(one)
+
+
+def test_descriptors_that_write_the_same_memory_are_refused(trio: Run) -> None:
+    """They run at the same time: all peers would get the same wrong numbers, and no error."""
+    one, tensor, other = trio.comms[0], ones(), ones()
+    halves, shifted = [tensor[:50], tensor[50:]], [tensor[:60], tensor[40:]]
+    for sends, recvs in (
+        (shifted, shifted),
+        ([tensor, tensor], [tensor, tensor]),
+        ([other, other], [tensor, tensor]),
+        (halves, [other[:50], tensor[:50]]),
+    ):
+        given = [replace(each, send=send) for each, send in zip(descriptors(recvs), sends, strict=True)]
+        with pytest.raises(zpccl.InvalidArgument, match="same memory"):
+            one.all_reduce_multiple_with_retry(given)
+    assert not is_waiting(one)
+
+
+def test_descriptors_may_send_the_same_memory_and_write_parts_of_a_tensor(trio: Run) -> None:
+    def reduce(comm: zpccl.Communicator) -> np.ndarray[Any, Any]:
+        send, whole = np.ones(50, np.float32), np.zeros(100, np.float32)
+        given = [replace(each, send=send) for each in descriptors([whole[:50], whole[50:]])]
+        comm.all_reduce_multiple_with_retry(given)
+        return whole
+
+    assert all((whole == 3).all() for whole in trio.all(reduce))
 
 
 def test_descriptors_may_come_from_a_generator(trio: Run) -> None:

@@ -7,6 +7,7 @@ for more peers than there are.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,22 @@ def all_reduce_of(descriptor: ReduceOpDescriptor, algorithm: str) -> Collective:
         algorithm,
         count=reduce.count,
     )
+
+
+def check_apart(calls: Iterable[Collective]) -> None:
+    """Raises an error if a call writes memory that another one uses: they run at the same time."""
+    spans = sorted(
+        (*memory.place, memory.nbytes, is_written, index)
+        for index, call in enumerate(calls)
+        for memory, is_written in ((call.recv, True), (call.send, False))
+        if memory.nbytes and (is_written or call.send.place != call.recv.place)
+    )
+    ends: dict[str, tuple[int, int]] = {}  # By device: of all memory so far, and of the memory that is written.
+    for device, begin, size, is_written, index in spans:
+        used, written = ends.get(device, (0, 0))
+        if begin < (used if is_written else written):
+            raise InvalidArgument(f"descriptor {index} and another one use the same memory, and one of them writes it")
+        ends[device] = max(used, begin + size), max(written, begin + size * is_written)
 
 
 def _check_quantization(options: QuantizationOptions, datatype: DataType) -> None:

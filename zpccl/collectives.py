@@ -388,7 +388,7 @@ class Collectives(Caller):
         """Reduces several tensors, and retries those that lost a peer until all succeed. All members must call it.
 
         Args:
-            descriptors: the tensors to reduce; tags must differ.
+            descriptors: the tensors to reduce; tags must differ, and none may write memory that another one uses.
             max_in_flight: collectives that run at the same time. Tensors of less than 64 KiB do not count: voting for
                 each takes longer than reducing it, so all members vote for many of them at once, up to half of the
                 calls that a peer may have in flight (see `all_reduce_async`).
@@ -410,6 +410,7 @@ class Collectives(Caller):
         pending = [arguments.all_reduce_of(descriptor, algorithm) for descriptor in descriptors]
         if len({descriptor.reduce_descriptor.tag for descriptor in descriptors}) < len(pending):
             raise InvalidArgument("descriptors must have different tags")
+        arguments.check_apart(pending)
         info = ReduceInfo(len(self._group_members()), 0, 0)
         tx_bytes = rx_bytes = 0
         for calls in _windows(pending, max_in_flight, lambda: limits.calls_in_flight_max(self._world_size()) // 2):
