@@ -51,7 +51,7 @@ class AsyncReduceHandle:
     @property
     @public
     def peer_ids(self) -> tuple[str, ...]:
-        """The sorted `Communicator.peer_id` of all peers that took part; the same on all of them.
+        """The sorted `Communicator.peer_id` of all peers that took part; the same on all of them. Empty for a barrier.
 
         Raises:
             InvalidUsage: the collective has not ended, or it failed.
