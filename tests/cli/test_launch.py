@@ -146,6 +146,15 @@ def test_what_nobody_reads_ends_all() -> None:
         assert process.wait(HANG_SECONDS) == 128 + signal.SIGPIPE
 
 
+def test_a_closed_output() -> None:
+    """As in `zpccl launch ... >&-`: the processes run, and their output goes nowhere."""
+    command = [sys.executable, "-m", "zpccl.cli.main", "launch", "-n", "1", "--master", "127.0.0.1:1", "--"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command, "sh", "-c", "echo hi; exit 3"], stderr=subprocess.PIPE
+    )
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
 def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """L1: a program leaves a process behind, which writes more quickly than the launcher reads."""
     read = os.read

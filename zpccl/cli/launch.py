@@ -86,7 +86,8 @@ class Launcher:
     ) -> None:
         self._command, self._count, self._chaos = list(command), count, chaos
         self._master_address = master
-        self._output = output or sys.stdout.buffer
+        # There is no sys.stdout if it was closed from the start.
+        self._output = output or (sys.stdout.buffer if sys.stdout is not None else open(os.devnull, "wb"))  # noqa: SIM115
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
         self._started = 0
