@@ -269,6 +269,22 @@ def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, mon
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.CallWithdrawn(11, True)]
 
 
+def test_before_a_message_of_the_master_the_machine_hears_what_was_told(
+    loop: PeerLoop, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: others have committed a call with what was told. If their commit came first, this peer would leave."""
+    run_until(loop, is_up(loop))
+    heard: list[events.PeerEvent] = []
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
+    with Told() as engine:
+        loop.engine, was = engine, loop.engine
+        router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
+        assert loop._socket.poll(WAIT_MS)
+        loop._run_once({loop._socket}, NOW_NS)
+        loop.engine = was
+    assert heard == [events.ReduceDone(1, 7, has_told=True), events.MasterMessageReceived(Kick(0, "enough"))]
+
+
 class Restoring(Engine):
     """An engine that restores old contents when the test says so."""
 

@@ -435,7 +435,9 @@ class PeerLoop:
         for _ in range(count_max):
             if not is_readable(self._socket):
                 return
-            self._on_session(events.DataReceived(self._socket.recv(zmq.NOBLOCK)), now_ns)
+            data = self._socket.recv(zmq.NOBLOCK)
+            self._take_engine_events(now_ns)  # First: others may have committed a call with a digest told from here.
+            self._on_session(events.DataReceived(data), now_ns)
 
     def _take(self, item: _InboxItem, now_ns: int) -> None:
         if isinstance(item, _NewCalls):
@@ -679,7 +681,7 @@ class PeerLoop:
                 self._take_engine_events(now_ns)
 
     def _take_engine_events(self, now_ns: int) -> None:
-        for event in self.engine.poll():
+        for event in self.engine.poll(limits.CONTROL_QUEUE_MESSAGES_MAX):
             self._on_engine_event(event, now_ns)
 
     def _on_digest(self, message: MessageReceived, now_ns: int) -> None:
