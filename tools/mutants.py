@@ -744,6 +744,10 @@ given-up-call-never-over: protocol.peer:PeerMachine._on_call (unit tests)
   L1: a call gets the answer of one that was given up long ago
   - self._given_up = self._made_again(calls[0].spec)
   + pass
+call-made-again-forgotten: protocol.peer:PeerMachine._on_call (unit tests)
+  L1: who makes a call again and then a collective, before the master answers, waits for others that have its answer
+  - any(self._made_again(call.spec) and not call.has_answer for call in self.calls.values())
+  + False
 outcome-with-fewer-participants-kept: protocol.memory:Memory._keep (unit tests)
   L3: a new master does not know all participants of a decision
   - outcome = known if len(known.calls) >= len(outcome.calls) else outcome

@@ -72,6 +72,17 @@ def test_who_asks_again_gets_the_answer_of_the_others(dies: bool) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
+def test_who_asks_again_and_then_reduces_gets_the_answer_of_the_others(dies: bool) -> None:
+    """L1: the second question is held back until the first one has ended. Meanwhile another thread of p reduces."""
+    world, p, q, _ = run_with_joiner()
+    miss_an_answer(world, p, q, dies=dies)
+    calls = [p.topology(PENDING), p.reduce(), q.reduce()]
+    if dies:
+        world.start_master("m", 900)
+    world.settle(calls, 20)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["connection breaks", "master dies"])
 def test_a_later_call_is_not_answered_by_a_round_that_is_over(dies: bool) -> None:
     """The members have reduced since, so all have gone on. Otherwise p would go on alone, and q would wait for it."""
     world, p, q, _ = run_with_joiner()

@@ -878,7 +878,8 @@ class PeerMachine:
         if error is not None:
             self._effects.extend(Reject(call.call_id, error) for call in calls)
             return
-        self._given_up = self._made_again(calls[0].spec)  # After another call, all have gone on.
+        if not any(self._made_again(call.spec) and not call.has_answer for call in self.calls.values()):
+            self._given_up = self._made_again(calls[0].spec)  # After another call, all have gone on.
         free = self._free(calls)
         for call in calls:
             call.phase = CallPhase.HELD
