@@ -271,7 +271,7 @@ class CheckRequest(_Message, tag="check_request", frozen=True):
 
 
 class Acknowledgement(_Message, tag="acknowledgement", frozen=True):
-    """The sender has accepted the member list of an epoch. Sent only where there are several masters."""
+    """The sender has accepted the member list of an epoch."""
 
     epoch: Natural
 
