@@ -324,6 +324,10 @@ next-revision-not-expected: protocol.election:choose_revision (unit tests)
   S5: a peer that has missed a sync resets the others to its revision
   - expected = last_revision + 1
   + expected = last_revision
+joiner-sets-members-back: protocol.election:choose_revision (unit tests)
+  S5: a joiner that holds the next revision after the last sync refuses all members, which are further
+  - expected in (continued if ahead else offered.values())
+  + expected in offered.values()
 admitted-before-it-is-ready: protocol.membership:Registry.joiners (simulator)
   S6: a joiner that still prefetches is admitted, and members wait for it in the next sync
   - self.whole_hosts(peer for peer in self._pending.values() if peer.phase is PeerPhase.READY)

@@ -138,9 +138,10 @@ def is_current(revision: int, sending: dict[str, Offer], last: int | None, compl
     offered = [one.revision for one in sending.values()]
     if last is None:
         return revision == max(offered)
-    if last + 1 in offered:
+    continued = [one.revision for name, one in sending.items() if name in completed]
+    votes = [each for each in continued if each > last + 1]
+    if last + 1 in (continued if votes else offered):
         return revision == last + 1
-    votes = [one.revision for name, one in sending.items() if name in completed and one.revision > last + 1]
     if not votes:
         return revision == max(offered)
     return (

@@ -1,9 +1,11 @@
 """Elects the shared state of a sync: a pure function of what the members of a group offer.
 
-1. The revision. Let E be the revision of the last completed sync plus one. If any peer offers E, E is elected.
-   Otherwise the revision above E that most participants of the last sync offer is elected (ties: the higher). If there
-   is none, the highest offered one is elected, for example when all sync the same revision again. RECEIVE_ONLY peers
-   offer nothing. A peer that offers a higher revision is refused; a peer that offers a lower one receives.
+1. The revision. Let E be the revision of the last completed sync plus one. If any peer offers E, E is elected, unless
+   only others than participants of the last sync offer E, and participants are above it: a joiner with an older state
+   must not refuse them. Otherwise the revision above E that most participants of the last sync offer is elected (ties:
+   the higher). If there is none, the highest offered one is elected, for example when all sync the same revision again.
+   RECEIVE_ONLY peers offer nothing. A peer that offers a higher revision is refused; a peer that offers a lower one
+   receives.
 2. The key set. Keys, dtypes, counts and the digest function must agree. The set that most peers have is elected; peers
    that differ from it are refused.
 3. The contents, that is, the digests of all keys that do not allow inequality. Among peers at the elected revision, the
@@ -134,9 +136,10 @@ def choose_revision(
     if last_revision is None:
         return max(offered.values()), False
     expected = last_revision + 1
-    if expected in offered.values():
+    continued = Counter(revision for peer, revision in offered.items() if peer in completed_last)
+    ahead = Counter({revision: votes for revision, votes in continued.items() if revision > expected})
+    if expected in (continued if ahead else offered.values()):
         return expected, False
-    ahead = Counter(revision for peer, revision in offered.items() if revision > expected and peer in completed_last)
     if ahead:
         return max(ahead, key=lambda revision: (ahead[revision], revision)), False
     highest = max(offered.values())
