@@ -478,7 +478,8 @@ class Communicator(Collectives):
         Raises:
             TooFewPeers: alone in the group.
             InvalidArgument: other peers have other keys, dtypes or sizes.
-            InvalidUsage: the revision is ahead of the run's, SEND_ONLY peers differ, not connected.
+            InvalidUsage: the revision is ahead of the run's, SEND_ONLY peers differ, not connected; or this peer has
+                changed a tensor meanwhile, or has not enough memory.
             NoSharedState: no peer can send.
             PeerLost: a peer was lost meanwhile; call again.
         """

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -431,6 +432,16 @@ def test_a_fetcher_gives_up_when_no_source_is_left() -> None:
     assert net.reported["c"].wait(30)
     ((error, fault, dropped),) = net.reports["c"]
     assert error == "requests cannot be sent to it" and fault in dropped and set(dropped) == {b"a", b"b"}
+    net.end(commit=False)
+    assert net.is_as_before("c")
+
+
+def test_a_fetcher_without_memory_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zpccl.state.contents._new_chunk", Mock(side_effect=OSError(12, "out of memory")))
+    net = Net(a=1, c=0)
+    net.start(c="a")
+    assert net.reported["c"].wait(30)
+    assert net.reports["c"] == [("not enough memory for the fetched state", b"c", {})]
     net.end(commit=False)
     assert net.is_as_before("c")
 

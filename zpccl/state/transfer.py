@@ -452,7 +452,7 @@ class StateTransfer:
         assert self._plan is not None
         if not self._is_reported:
             self._is_reported = True
-            self._report(self._plan.attempt_id, reason, None, ())
+            self._report(self._plan.attempt_id, reason, self.own_id, ())
 
     # --- Serving ----------------------------------------------------------------------------------------------------
 
