@@ -390,7 +390,8 @@ class Communicator(Collectives):
     def are_peers_pending(self) -> bool:
         """True if peers wait for admission. All members of all groups must call it; all get the same answer.
 
-        Collectives may be in flight meanwhile.
+        Collectives may be in flight meanwhile. A program that goes on after Ctrl-C asks again before its next
+        collective, or not at all: others may have the answer, and a later question is for the next round.
 
         Raises:
             InvalidUsage: not connected, or other peers made other calls.
