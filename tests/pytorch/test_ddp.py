@@ -89,6 +89,30 @@ def test_checkpoints_of_torch(tmp_path: Path) -> None:
         assert [processes.end(rank) for rank in range(2)] == ["[[1.0, 1.0], [1.0, 1.0]] [1.0, 1.0]\n"] * 2
 
 
+COMPILED = """
+import torch, torch.distributed as dist, zpccl.torch
+dist.init_process_group("zpccl")
+norm = torch.nn.BatchNorm1d(2)  # Its buffers are broadcast before each forward pass.
+model = torch.compile(torch.nn.parallel.DistributedDataParallel(norm), backend="eager")
+model(torch.tensor([[1.0, 2.0], [3.0, 5.0]])).sum().backward()
+@torch.compile(backend="eager")
+def total(tensor):
+    tensor = tensor + dist.get_rank()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    dist.barrier()
+    return tensor * 2
+print(norm.bias.grad.tolist(), total(torch.ones(2)).tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_a_model_may_be_compiled() -> None:
+    """torch.compile runs the collectives as they are, and does not try to compile them."""
+    with Processes(COMPILED, 2) as processes:
+        assert [processes.end(rank) for rank in range(2)] == ["[2.0, 2.0] [6.0, 6.0]\n"] * 2
+
+
 LOSS = """
 import sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("zpccl")
