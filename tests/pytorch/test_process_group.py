@@ -709,6 +709,18 @@ def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch)
         assert all(isinstance(error, zpccl.InvalidUsage) and "peer0" in str(error) for error in errors), errors
 
 
+def test_members_that_admit_nobody_do_not_delay_the_meeting_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: the members of another job train on, and never ask for newcomers."""
+    monkeypatch.setattr(limits, "TORCH_MASTER_TIMEOUT_NS", 1)
+    with local_run(1) as run:
+        monkeypatch.setenv("ZPCCL_MASTER", run.master.address)
+        store, timeout = dist.HashStore(), timedelta(seconds=1)
+        meeting = [run.start(rendezvous.meet, store, rank, 2, timeout, is_default=True) for rank in range(2)]
+        for future in meeting:
+            error = future.exception(groups.TIMEOUT.total_seconds())
+            assert isinstance(error, zpccl.OperationTimeout) and "master of its own" in str(error), error
+
+
 @contextlib.contextmanager
 def interrupted_soon() -> Iterator[None]:
     """Code that a signal handler ends with an exception."""

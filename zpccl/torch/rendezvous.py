@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -95,8 +96,9 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         job = store.get("job").decode()
         name, wait = f"rank {rank} of {job}", wait_ns / limits.SECOND
         communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
-        communicator.connect()
-        _admit_all(communicator, size, job, deadline)
+        with _in_time(communicator, deadline):
+            communicator.connect()
+            _admit_all(communicator, size, job, deadline)
         _withdraw(store, rank)
         own = dist.PrefixStore(job, store)
         ids = _exchange_ids(own, communicator, rank, size)
@@ -202,6 +204,33 @@ def _withdraw_in_time(store: Any, rank: int) -> None:
     except RuntimeError:  # No thread can be started.
         return
     thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND)
+
+
+@contextlib.contextmanager
+def _in_time(communicator: Communicator, deadline: float) -> Iterator[None]:
+    """Closes the communicator if the meeting takes too long: members that do not admit it keep `connect` waiting.
+
+    Ranks that have come at the last moment still get as long as a master may take to answer.
+    """
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        communicator.close()
+
+    left = max(deadline - time.monotonic(), limits.TORCH_MASTER_TIMEOUT_NS / limits.SECOND)
+    timer = threading.Timer(left, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except PCCLError as error:
+        if is_late.is_set():
+            text = "the members of the run have not admitted this rank in time; give each job a master of its own"
+            raise OperationTimeout(text) from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:
