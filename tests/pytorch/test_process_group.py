@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -693,6 +694,20 @@ def test_a_rank_may_leave_as_soon_as_the_group_is_made() -> None:
 
             one, other = threads.map(come_and_go, range(2))
         assert one == other and sorted(one) == [0, 1]
+
+
+def test_a_silent_host_of_the_store_does_not_keep_a_rank_from_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: torch's store then does not end a wait at its timeout."""
+    monkeypatch.setattr(limits, "TORCH_LEAVE_TIMEOUT_NS", limits.SECOND // 10)
+    answer, master = threading.Event(), zpccl.MasterNode("127.0.0.1:0")
+    store = SimpleNamespace(set=lambda *_: None, wait=lambda *_: answer.wait())
+    leaving = threading.Thread(
+        target=rendezvous.Membership(0, 2, None, (0, 1), master, store).leave, kwargs={"is_orderly": True}, daemon=True
+    )
+    leaving.start()
+    leaving.join(groups.TIMEOUT.total_seconds())
+    assert not leaving.is_alive()
+    answer.set()
 
 
 def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

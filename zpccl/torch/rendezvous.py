@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -55,14 +55,16 @@ class Membership:
         """Leaves the run. A master in this process goes on until all others have left, TORCH_LEAVE_TIMEOUT at most."""
         if self.communicator is not None:
             self.communicator.close()
-        # The store ends with its host.
-        with contextlib.suppress(RuntimeError):
+        _within_leave_timeout(lambda: self._tell_others(is_orderly=is_orderly))
+        if self.master is not None:
+            self.master.interrupt()
+
+    def _tell_others(self, *, is_orderly: bool) -> None:
+        with contextlib.suppress(RuntimeError):  # The store ends with its host.
             self.store.set(f"left/{self.rank}", "")
             if self.master is not None and is_orderly:
                 left = [f"left/{rank}" for rank in range(self.size)]
                 self.store.wait(left, timedelta(microseconds=limits.TORCH_LEAVE_TIMEOUT_NS // 1000))
-        if self.master is not None:
-            self.master.interrupt()
 
 
 def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool) -> Membership:
@@ -96,7 +98,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         job = store.get("job").decode()
         name, wait = f"rank {rank} of {job}", wait_ns / limits.SECOND
         communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
-        with _in_time(communicator, deadline):
+        with _given_up_at(deadline, communicator):
             communicator.connect()
             _admit_all(communicator, size, job, deadline)
         _withdraw(store, rank)
@@ -104,7 +106,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         ids = _exchange_ids(own, communicator, rank, size)
     except BaseException as error:
         try:
-            _withdraw_in_time(store, rank)
+            _within_leave_timeout(lambda: _withdraw(store, rank, has_met=False))
         finally:
             if communicator is not None:
                 communicator.close()
@@ -191,23 +193,22 @@ def _withdraw(store: Any, rank: int, *, has_met: bool = True) -> None:
             store.delete_key(key)
 
 
-def _withdraw_in_time(store: Any, rank: int) -> None:
-    """The same if the ranks have not met. If the store's host is gone, torch waits for its answer without end.
+def _within_leave_timeout(function: Callable[[], object]) -> None:
+    """Runs a function that uses the store. If the store's host is silent, torch waits for its answer without end.
 
-    So a thread waits for it. A later use of the store has to wait for this thread.
+    So a thread waits for it, TORCH_LEAVE_TIMEOUT at most. A later use of the store has to wait for this thread.
     """
-    thread = threading.Thread(
-        target=_withdraw, args=(store, rank), kwargs={"has_met": False}, name="zpccl-withdraw", daemon=True
-    )
+    thread = threading.Thread(target=function, name="zpccl-leave", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # No thread can be started.
+        function()
         return
     thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND)
 
 
 @contextlib.contextmanager
-def _in_time(communicator: Communicator, deadline: float) -> Iterator[None]:
+def _given_up_at(deadline: float, communicator: Communicator) -> Iterator[None]:
     """Closes the communicator if the meeting takes too long: members that do not admit it keep `connect` waiting.
 
     Ranks that have come at the last moment still get as long as a master may take to answer.
