@@ -163,8 +163,8 @@ RECOVERY_GRACE_NS = 1 * SECOND
 """How long a new master waits for reports of peers of its predecessor, counted from the first report; and how long
 after its start it waits before it admits the first peer of a new run."""
 LATE_TICK_NS = 200 * MS
-"""If a master that looks for an earlier run gets a Tick this late, its process was stopped, and messages that came
-meanwhile may not be read yet. A busy machine may delay a Tick by some milliseconds."""
+"""If a master or a peer gets a Tick this late, its process was stopped, and messages that came meanwhile may not have
+been read yet. A busy machine may delay a Tick by some milliseconds."""
 TERM_STEP_MAX = 4096
 """A new master adds a random step of at most this size to the highest term it knows."""
 TERM_MAX = 2**30

@@ -285,6 +285,17 @@ def test_before_a_message_of_the_master_the_machine_hears_what_was_told(
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.MasterMessageReceived(Kick(0, "enough"))]
 
 
+def test_after_a_stop_the_machine_hears_what_came_before_it_hears_that_time_has_run_out(loop: PeerLoop) -> None:
+    """L1: else a peer that was stopped releases a call whose answer has come, and leaves when it reads that answer."""
+    run_until(loop, is_up(loop))
+    assert loop._is_due(NOW_NS, NOW_NS + limits.LATE_TICK_NS)
+    woken_ns = NOW_NS + 100 * limits.SECOND
+    assert not loop._is_due(NOW_NS, woken_ns)
+    due_ns = loop._deadline_ns()
+    assert due_ns == woken_ns + limits.LATE_TICK_NS
+    assert loop._is_due(due_ns, due_ns + limits.SECOND), "a thread that is always late would never hear of time"
+
+
 class Restoring(Engine):
     """An engine that restores old contents when the test says so."""
 
