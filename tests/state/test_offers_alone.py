@@ -219,6 +219,24 @@ def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:
     assert told(net, A) == told(net, B) == [(MessageKind.ASK, 0)]
 
 
+def test_what_came_over_a_lost_link_does_not_end_a_prefetch(net: Net) -> None:
+    """The engine tells of the end of a link before the messages that it has brought. It will come up again."""
+    array = tensor(1)
+    own = prefetch(net, array)
+    own.on_peers((A,))
+    own.on_link_up(A)
+    own.lose_link(A)
+    memory = region(array, "w")
+    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, bytes(DIGEST_BYTES))
+    catalog = Catalog(4, DigestKind.BLAKE3, (entry,))
+    own.on_told(A, 9, catalog)
+    own._answers_due_ns = own._deadline_ns = time.monotonic_ns() + SECOND // 5
+    assert own.run() is None and time.monotonic_ns() >= own._deadline_ns
+    own.on_link_up(A)
+    own.on_told(A, 10, catalog)
+    assert own._best() == {A: catalog}
+
+
 def test_a_prefetch_that_is_stopped(net: Net) -> None:
     stopped = prefetch(net, tensor(1))
     stopped.stop()

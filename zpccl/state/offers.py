@@ -449,6 +449,8 @@ class Prefetch:
                 text = f"peer {peer.hex()} offers a state with other keys, types, sizes or options"
                 self._lines.write(logging.WARNING, text, time.monotonic_ns())
                 catalog = None
+            if peer not in self._linked:  # The engine tells of the end of a link before what has come over it.
+                return None
             if self._gone.get(peer) == number:  # The end of this offer has come before its catalog.
                 return self._ask(peer)
             self._told[peer] = (number, catalog)
