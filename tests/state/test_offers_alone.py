@@ -130,6 +130,18 @@ def offer(offers: Offers, array: np.ndarray[Any, Any], revision: int = 4) -> Off
     return offers.offer(revision, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=True)
 
 
+def test_one_name_of_tied_tensors_is_enough_before_a_write(net: Net) -> None:
+    """Otherwise the block of the other name would have changed, and the offer would end."""
+    offers, array = Offers(net, 6), tensor(1)
+    regions = {name: region(array, name) for name in "uv"} | {"w": region(tensor(1), "w")}
+    one = offers.offer(4, regions, (), DigestKind.BLAKE3, None, copy=False)
+    one.before_write("v")
+    array[:] = 2
+    assert [bytes(each.read(0, 1)) for each in one._regions.values()] == [b"\x01"] * 3
+    assert [each._copy is not None for each in one._regions.values()] == [True, True, False]
+    offers.close()
+
+
 def told(net: Net, peer: bytes) -> list[tuple[MessageKind, int]]:
     return [(kind, number) for to, kind, number, _ in net.posted if to == peer]
 

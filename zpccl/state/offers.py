@@ -236,6 +236,9 @@ class Offer:
         self.revision = revision
         self.error = ""
         self._regions = regions
+        self._at: dict[tuple[str, int, int], list[LentRegion]] = {}  # By memory: tied tensors have the same.
+        for lent in regions.values():
+            self._at.setdefault(lent.address_range(), []).append(lent)
         self._may_differ = may_differ
         self._kind = kind
         self._engine = engine
@@ -259,7 +262,8 @@ class Offer:
     def before_write(self, names: Iterable[str] | str | None = None) -> None:
         """Copies tensors that are about to be written, so that the offer keeps their present contents.
 
-        Does nothing for tensors that this method or `offer_state` has copied before.
+        Does nothing for tensors that this method or `offer_state` has copied before. Of tensors that are the same
+        memory, one name is enough.
 
         Args:
             names: names of the tensors, or the name of one; None: all.
@@ -272,8 +276,9 @@ class Offer:
         for name in self._regions if names is None else names:
             if name not in self._regions:
                 raise InvalidArgument(f"no tensor {name!r} is offered")
-            if not self._is_over:
-                self._regions[name].detach()
+            for lent in self._at[self._regions[name].address_range()]:
+                if not self._is_over:
+                    lent.detach()
 
     def withdraw(self) -> None:
         """Ends the offer. When this returns, the tensors are no longer read. May be called twice."""
