@@ -192,8 +192,9 @@ class Collectives(Caller):
 
         The limit is 1,024 calls of all kinds in a group of up to 64 members, and 65,536 / members in a larger group.
 
-        The tensors must stay untouched until `wait` of the handle has returned. May be called from any thread. If
-        `send` is on a GPU, the call waits until it is copied to host memory.
+        The tensors must stay untouched until `wait` of the handle has returned, also by other calls: calls in flight
+        run at the same time, whatever their order. May be called from any thread. If `send` is on a GPU, the call waits
+        until it is copied to host memory.
 
         Raises:
             TooFewPeers: alone in the group.
