@@ -5,9 +5,10 @@
  * An end that has begun an attempt announces it with a STARTED frame. A small tensor, of up to ZP__EAGER_TENSOR_BYTES,
  * is sent without waiting for that, and its attempt is not announced, which saves a frame. For all larger tensors
  * together a link sends up to ZP__EAGER_BYTES before the other end has announced them: about as much as a long path
- * holds until the announcement comes. After that, flows of attempts that are not announced wait, and other flows do
- * not. A message waits until its channel is announced: an OPENED frame names the greatest channel, since channels are
- * opened in ascending order (zp_api.h).
+ * holds until the announcement comes. With many links it sends less, since the other end keeps only an equal share for
+ * each of its links (message.c), of which half is left for small tensors, announcements and messages. After that, flows
+ * of attempts that are not announced wait, and other flows do not. A message waits until its channel is announced: an
+ * OPENED frame names the greatest channel, since channels are opened in ascending order (zp_api.h).
  *
  * An early frame is received like a message and charged like one (message.c). At the bound of messages its connection
  * parks; only a peer that sends too much, or very many small attempts, can cause that. Kept frames go through the
@@ -38,12 +39,28 @@ static bool is_open(const zp__link *link, uint64_t channel)
 	return channel <= link->channel_max || channel >= ZP_FREE_CHANNEL;
 }
 
+/* What a frame costs the other end if it is early there. */
+static uint64_t early_charge(const zp__attempt *attempt)
+{
+	uint64_t bytes = sizeof(zp__message_in) + attempt->layout.wire_stride;
+	return bytes > ZP__EARLY_CHARGE_MIN ? bytes : ZP__EARLY_CHARGE_MIN;
+}
+
+/* True if one more frame may be sent that may be early. The other end is taken to have as many links as this one. */
+static bool may_be_early(const zp__link *link, const zp__attempt *attempt)
+{
+	const zp_engine *engine = link->engine;
+	uint64_t half_share = engine->config.messages_queued_bytes_max / engine->link_count / 2;
+	return !link->eager_bytes ||
+	       (link->eager_bytes < ZP__EAGER_BYTES && link->eager_bytes + early_charge(attempt) <= half_share);
+}
+
 /* The first frame of a flow that may be sent. NULL: none. Messages to different channels do not wait for each other. */
 static zp__list *frame_of(const zp__link *link, const zp__flow *flow)
 {
 	const zp__attempt *attempt = flow->attempt;
 	if (attempt) {
-		bool may = flow->begun || zp__is_eager(attempt) || link->eager_bytes < ZP__EAGER_BYTES;
+		bool may = flow->begun || zp__is_eager(attempt) || may_be_early(link, attempt);
 		return may ? flow->frames.next : NULL;
 	}
 	ZP__EACH(node, &flow->frames)
@@ -64,8 +81,8 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 		if (!frame)
 			continue;
 		if (attempt && !flow->begun && !zp__is_eager(attempt)) {
-			flow->eager_bytes += attempt->layout.wire_stride;
-			link->eager_bytes += attempt->layout.wire_stride;
+			flow->eager_bytes += early_charge(attempt);
+			link->eager_bytes += early_charge(attempt);
 		}
 		*result = flow;
 		return frame;

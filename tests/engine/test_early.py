@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,14 @@ from engine_mesh import (
     peer_id,
     socket_pair,
     until,
+    wait_done,
     wait_events,
     wait_failure,
 )
 
 from zpccl.engine.ciphers import CipherKeys, available
-from zpccl.engine.engine import ConnectionLost, Engine, LinkLost, ReduceDone
-from zpccl.types import Algorithm, QuantizationAlgorithm
+from zpccl.engine.engine import ConnectionLost, Engine, LinkLost, ReduceDone, TreeLane
+from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm
 
 COMMON, LATE = 1, 2
 ID_WINDOW = 65536
@@ -98,6 +101,53 @@ def test_attempts_do_not_wait_for_one_that_its_receiver_has_not_begun(
         assert pair.arrived() < LARGE.nbytes + (4 << 20) + case.frame_bytes + (1 << 19)
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
+
+
+def test_frames_without_a_body_do_not_fill_the_receiver() -> None:
+    """Each costs the receiver 4 KiB. A broadcast down a tree has one for each frame of its tensor."""
+    tensors, common = np.zeros((2, 64 * 20_000), np.uint8), np.ones(1000, np.float32)
+    case = Case(DataType.UINT8, frame_bytes=64, in_place=True, algorithm=Algorithm.DIRECT)
+    case = replace(case, lanes=(TreeLane(tensors[0].size, (1, 1)),))
+    with closing(Pair(Case(), 1)) as pair:
+        plans = [make_plan(case, 1000, rank, 2, own, own) for rank, own in enumerate(tensors)]
+        plans = [replace(plan, kind=CollectiveKind.BROADCAST, owners=(1,)) for plan in plans]
+        pair.engines[0].start_reduce(plans[0])
+        until(lambda: pair.arrived() >= 40 * 1000)
+        for attempt_id in range(1, 101):
+            pair.start(0, attempt_id, common)
+            pair.start(1, attempt_id, common)
+            pair.check(attempt_id, common)
+        assert pair.arrived() < 40 * 1100 + 100 * (common.nbytes + 1000)
+        pair.engines[1].start_reduce(plans[1])
+        assert [wait_done(engine).status for engine in pair.engines] == [0, 0]
+
+
+def test_many_senders_do_not_fill_the_receiver() -> None:
+    """Each fills half of an equal share of what the receiver keeps. By default this limits peers of 9 links or more."""
+    bounds = {"message_bytes_max": 1 << 20, "messages_queued_bytes_max": 8 << 20}
+    engines = [Engine(stall_timeout_ms=60_000, **bounds) for _ in range(5)]
+    for a, b in itertools.combinations(range(5), 2):
+        near, far = socket_pair()
+        engines[a].open_link(peer_id(b), [near.detach()])
+        engines[b].open_link(peer_id(a), [far.detach()])
+    results = [np.empty_like(LARGE) for _ in range(6)]
+
+    def start(attempt_id: int, engine: int, rank: int, sender: int, result: np.ndarray) -> None:
+        plan = make_plan(Case(frame_bytes=1 << 18), attempt_id, rank, 2, LARGE, result)
+        engines[engine].start_reduce(replace(plan, peers=(peer_id(sender), peer_id(4))))
+
+    def arrived() -> int:
+        return sum(sum(engines[4].link_stats(peer_id(sender))[1]) for sender in range(4))
+
+    for sender in range(4):
+        start(LATE + sender, sender, 0, sender, results[sender])
+    until(lambda: arrived() >= 4 * 3 << 18)
+    start(COMMON, 0, 0, 0, results[4])
+    start(COMMON, 4, 1, 0, results[5])
+    for engine in (engines[0], engines[4]):
+        assert (done := wait_done(engine)).status == 0 and done.attempt_id == COMMON
+    for engine in engines:
+        engine.close()
 
 
 def test_small_attempts_are_sent_and_kept_without_an_announcement() -> None:
