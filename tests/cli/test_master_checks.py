@@ -80,6 +80,13 @@ def test_an_advertised_name_of_the_address_that_the_master_sees() -> None:
     assert found["data port"].level is Level.PROBLEM and "127.0.0.1:5000" in found["data port"].text
 
 
+def test_a_host_that_listens_at_an_address_that_the_master_does_not_see() -> None:
+    """Its firewall and routers need no change: the master dials the address by which it is reached."""
+    port = judged(changed(has_dialled_back=False), ("10.2.0.5:48149",))["data port"]
+    assert port.level is Level.WARNING and not port.fix
+    assert "10.2.0.5:48149 was not tried" in port.text and "192.168.1.5" in port.text
+
+
 def test_a_blocked_port() -> None:
     found = judged(changed(has_dialled_back=False))
     assert found["NAT"].level is Level.OK and found["data port"].level is Level.PROBLEM

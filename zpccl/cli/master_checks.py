@@ -306,11 +306,13 @@ def _judge_port(found: Reached, answer: CheckAnswer, ports: range, own: tuple[st
     if not answer.is_dialling:
         text = "the master did not dial back: too many hosts ask it, or this one did less than a second ago"
         return Finding(name, Level.WARNING, text, "zpccl doctor    # again, in some seconds")
-    if advertise and answer.host not in addresses_of(parse_address(advertise)[0]):
-        text = f"{advertise} was not tried: the master dials {answer.host} only, the address that it sees"
+    hosts = {parse_address(address)[0] for address in own}
+    listens_elsewhere = answer.host == found.local_host and answer.host not in hosts  # listen= names another address.
+    if answer.host not in addresses_of(parse_address(advertise)[0]) if advertise else listens_elsewhere:
+        text = f"{advertise or own[0]} was not tried: the master dials {answer.host} only, the address that it sees"
         return Finding(name, Level.WARNING, text)
     text = f"the master cannot open a connection to {at}: this host works only with peers that it can dial"
-    if answer.host in {parse_address(address)[0] for address in own}:
+    if answer.host in hosts:
         return Finding(name, Level.PROBLEM, f"{text}; a firewall drops or refuses it", open_command(ports))
     fix = (
         f"forward TCP port {port} of {answer.host} to {format_address(found.local_host, ports.start)} in the router; "
