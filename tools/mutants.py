@@ -1381,6 +1381,10 @@ unaware-peer-is-not-late: protocol.master:MasterMachine._on_unaware (unit tests)
   L2: the same, as a peer comes that knows nothing of its admission
   - self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)
   + self._welcome_late(peer, history, now_ns, has_one_address=has_one_address)
+late-participant-misses-a-plan: protocol.master:MasterMachine._welcome_late (unit tests)
+  L3: a late participant starts an attempt of this term first, and its engine drops what came for an earlier one
+  - self.collectives.send_plans(peer)
+  + pass
 who-knows-of-no-removal-goes: protocol.recovery:History.parted (unit tests)
   L3: a removal is undone, and a member goes that has not heard of it and could go on
   - left[i].epoch >= epoch

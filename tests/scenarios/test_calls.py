@@ -232,3 +232,24 @@ def test_a_call_that_is_given_up_without_a_master_costs_nobody_its_place(is_late
     world.run(5)
     assert [peer.state for peer in (p, q, *others)] == [State.MEMBER] * 5
     check_agreement(calls)
+
+
+def test_a_late_participant_gets_the_plan_of_a_former_master_first() -> None:
+    """L3: its engine would drop what others have sent it for an attempt so far behind one of a later term."""
+    world, peers = start("abc")
+    a, b, c = peers
+    for peer in peers:
+        peer.finishes = False
+    calls = b.batch(reduce_spec(7)) + b.batch(reduce_spec(0))
+    world.filter = lambda peer, message: None if peer is b and isinstance(message, Plan) else message
+    calls += a.batch(reduce_spec(0)) + c.batch(reduce_spec(0))
+    world.until(lambda: bool(a.running and c.running))
+    world.cut([b], "m")
+    world.kill_master("m")
+    world.filter = lambda _, message: message
+    calls += a.batch(reduce_spec(7)) + c.batch(reduce_spec(7))
+    master = world.start_master("m", 900)
+    world.until(lambda: not master.machine.is_recovering)
+    world.join([b], "m")
+    world.until(lambda: len(b.running) == 2)
+    assert list(b.running) == sorted(b.running)

@@ -1209,6 +1209,7 @@ class MasterMachine:
             self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
         self._relinked.update(self.registry.pending())
         self._takeover.apply(history, now_ns, has_one_address=has_one_address, late=late)
+        self.collectives.send_plans(peer)
         self._announce_epoch(now_ns)
         self.operations.on_members_changed(now_ns)
 

@@ -415,6 +415,15 @@ class Collectives(Kind[Reduction]):
         self._send_plan(attempt, present)
         return self._operations.decide(attempt)
 
+    def send_plans(self, late: Peer) -> None:
+        """Sends plans of a former master that a late participant may have missed, before any of this one.
+
+        After a plan of a later term, its engine would drop what others have sent it for the earlier ones.
+        """
+        for attempt in self._operations.running.values():
+            if isinstance(attempt, Reduction) and late in attempt.calls:
+                self._send_plan(attempt, (late,))
+
     # --- Decisions --------------------------------------------------------------------------------------------------
 
     def _blame(self, attempt: Reduction, peer: Peer, fault: bytes | None) -> None:
