@@ -27,7 +27,7 @@ int pair_open(pair *both, uint32_t thread_count, bool shared)
 				   .stall_timeout_ms = 10 * PAIR_WAIT_MS,
 				   .path_timeout_ms = 10 * PAIR_WAIT_MS,
 				   .message_bytes_max = 1 << 20,
-				   .messages_queued_bytes_max = 1 << 20,
+				   .messages_queued_bytes_max = 16 << 20,
 				   .shared_memory = shared};
 	*both = (pair){{NULL, NULL}};
 	int rc = 0;
