@@ -98,7 +98,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         job = store.get("job").decode()
         name, wait = f"rank {rank} of {job}", wait_ns / limits.SECOND
         communicator = Communicator(address, name=name, master_timeout=wait, min_world_size=size)
-        with _given_up_at(deadline, communicator):
+        with _given_up_at(deadline, communicator, size):
             communicator.connect()
             _admit_all(communicator, size, job, deadline)
         _withdraw(store, rank)
@@ -208,16 +208,22 @@ def _within_leave_timeout(function: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def _given_up_at(deadline: float, communicator: Communicator) -> Iterator[None]:
+def _given_up_at(deadline: float, communicator: Communicator, size: int) -> Iterator[None]:
     """Closes the communicator if the meeting takes too long: members that do not admit it keep `connect` waiting.
 
     Ranks that have come at the last moment still get as long as a master may take to answer.
     """
-    is_late = threading.Event()
+    counts: list[int] = []  # The members when it was too late.
 
     def give_up() -> None:
-        is_late.set()
+        counts.append(communicator.world_size)
         communicator.close()
+
+    def too_late() -> OperationTimeout:
+        if counts[0]:
+            return OperationTimeout(f"only {counts[0]} of {size} ranks have joined in time")
+        text = "the members of the run have not admitted this rank in time; give each job a master of its own"
+        return OperationTimeout(text)
 
     left = max(deadline - time.monotonic(), limits.TORCH_MASTER_TIMEOUT_NS / limits.SECOND)
     timer = threading.Timer(left, give_up)
@@ -226,12 +232,14 @@ def _given_up_at(deadline: float, communicator: Communicator) -> Iterator[None]:
     try:
         yield
     except PCCLError as error:
-        if is_late.is_set():
-            text = "the members of the run have not admitted this rank in time; give each job a master of its own"
-            raise OperationTimeout(text) from error
+        if counts:
+            raise too_late() from error
         raise
     finally:
         timer.cancel()
+    timer.join()
+    if counts:  # The last rank came at the same moment.
+        raise too_late()
 
 
 def _admit_all(communicator: Communicator, size: int, job: str, deadline: float) -> None:
