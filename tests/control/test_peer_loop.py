@@ -285,15 +285,34 @@ def test_before_a_message_of_the_master_the_machine_hears_what_was_told(
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.MasterMessageReceived(Kick(0, "enough"))]
 
 
-def test_after_a_stop_the_machine_hears_what_came_before_it_hears_that_time_has_run_out(loop: PeerLoop) -> None:
+def test_after_a_stop_the_machine_hears_what_came_before_it_hears_that_time_has_run_out(
+    loop: PeerLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L1: else a peer that was stopped releases a call whose answer has come, and leaves when it reads that answer."""
     run_until(loop, is_up(loop))
-    assert loop._is_due(NOW_NS, NOW_NS + limits.LATE_TICK_NS)
+    heard: list[events.PeerEvent] = []
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
+    monkeypatch.setattr(loop._machine, "deadline_ns", lambda: NOW_NS)
+
+    def run_at(now_ns: int) -> list[events.PeerEvent]:
+        loop._run_once(set(), now_ns, is_due=loop._is_due(loop._deadline_ns(), now_ns))
+        return heard
+
+    assert run_at(NOW_NS + limits.LATE_TICK_NS) == [events.Tick()]
+    heard.clear()
     woken_ns = NOW_NS + 100 * limits.SECOND
-    assert not loop._is_due(NOW_NS, woken_ns)
-    due_ns = loop._deadline_ns()
-    assert due_ns == woken_ns + limits.LATE_TICK_NS
-    assert loop._is_due(due_ns, due_ns + limits.SECOND), "a thread that is always late would never hear of time"
+    assert run_at(woken_ns) == []
+    assert loop._deadline_ns() == woken_ns + limits.LATE_TICK_NS
+    assert run_at(woken_ns + limits.SECOND) == [events.Tick()], "a thread that is always late would never hear of time"
+
+
+def test_after_a_stop_the_peer_dials_at_once(loop: PeerLoop) -> None:
+    """L1: a peer that stays away for half a second is removed. A stop during the pause has taken a part of that."""
+    run_until(loop, is_up(loop))
+    loop._on_session(events.SocketBroke(), NOW_NS)
+    woken_ns = NOW_NS + limits.SECOND
+    loop._run_once(set(), woken_ns, is_due=loop._is_due(loop._deadline_ns(), woken_ns))
+    assert loop._session.phase is SocketPhase.DIALLING
 
 
 class Restoring(Engine):

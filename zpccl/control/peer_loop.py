@@ -151,7 +151,7 @@ class PeerLoop:
         self._attempts: dict[int, int] = {}  # Call id of each running attempt, by attempt id.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._sent_ns = 0  # Time of the last send.
-        self._woken_ns = 0  # Until then no Tick counts: the thread has stood still.
+        self._woken_ns = 0  # The machine gets no Tick before: the thread has stood still.
         self._restoring: list[PendingCall] = []  # Calls whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._link_ids: dict[bytes, int] = {}
@@ -415,12 +415,12 @@ class PeerLoop:
             self._shut_down()
 
     def _is_due(self, deadline_ns: int | None, now_ns: int) -> bool:
-        """True if the time has run out. If it is late by much, what came meanwhile is read first, as at a master."""
+        """True if a time has run out. If it is late by much, the machine first hears what came meanwhile."""
         if deadline_ns is None or now_ns < deadline_ns:
             return False
         if deadline_ns > self._woken_ns and now_ns > deadline_ns + limits.LATE_TICK_NS:
             self._woken_ns = now_ns + limits.LATE_TICK_NS
-        return now_ns >= self._woken_ns
+        return True
 
     def _run_once(self, ready: set[Any], now_ns: int, *, is_due: bool = False) -> None:
         if self._wakeup in ready:
@@ -435,7 +435,8 @@ class PeerLoop:
             self._take_engine_events(now_ns)
         if is_due:
             self._on_session(events.Tick(), now_ns)
-            self._handle(events.Tick(), now_ns)
+            if now_ns >= self._woken_ns:
+                self._handle(events.Tick(), now_ns)
             if self._session.phase is SocketPhase.UP and now_ns - self._sent_ns >= limits.PEER_SILENCE_NS:
                 self._outgoing.add(None, b"", now_ns, may_wait=False)  # See control/inflow.py.
         self._flush(now_ns)
@@ -537,10 +538,10 @@ class PeerLoop:
 
     def _deadline_ns(self) -> int | None:
         silence_ns = self._sent_ns + limits.PEER_SILENCE_NS if self._session.phase is SocketPhase.UP else None
-        ticks = (self._machine.deadline_ns(), self._session.deadline_ns(), silence_ns)
-        deadlines = [max(tick_ns, self._woken_ns) for tick_ns in ticks if tick_ns is not None]
-        deadlines += [] if self._outgoing.deadline_ns is None else [self._outgoing.deadline_ns]
-        return min(deadlines, default=None)
+        machine_ns = self._machine.deadline_ns()
+        tick_ns = None if machine_ns is None else max(machine_ns, self._woken_ns)
+        deadlines = (tick_ns, self._session.deadline_ns(), self._outgoing.deadline_ns, silence_ns)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
         if isinstance(event, ReduceDone):
