@@ -26,6 +26,7 @@ from zpccl.communicator import Communicator
 from zpccl.control.addresses import format_address, source_towards
 from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.master_node import MasterNode
+from zpccl.state.workers import start_thread
 
 STRAGGLER_TIMEOUT_MIN = limits.STRAGGLER_TIMEOUT_MIN_NS / limits.SECOND
 STRAGGLER_TIMEOUT_MAX = limits.GIVEN_TIME_MAX_NS / limits.SECOND
@@ -204,7 +205,8 @@ def _within_leave_timeout(function: Callable[[], object]) -> None:
     except RuntimeError:  # No thread can be started.
         function()
         return
-    thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND)
+    # A wait of the store ends first: a thread that is in C++ as Python ends can abort the process.
+    thread.join(limits.TORCH_LEAVE_TIMEOUT_NS / limits.SECOND + 1)
 
 
 @contextlib.contextmanager
@@ -228,7 +230,7 @@ def _given_up_at(deadline: float, communicator: Communicator, size: int) -> Iter
     left = max(deadline - time.monotonic(), limits.TORCH_MASTER_TIMEOUT_NS / limits.SECOND)
     timer = threading.Timer(left, give_up)
     timer.daemon = True
-    timer.start()
+    start_thread(timer)
     try:
         yield
     except PCCLError as error:
