@@ -739,10 +739,11 @@ def test_members_that_admit_nobody_do_not_delay_the_meeting_without_end(monkeypa
 def test_a_rank_that_arrives_and_does_not_join_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The master is of this job alone: it would be wrong to advise another one."""
     monkeypatch.setattr(limits, "TORCH_MASTER_TIMEOUT_NS", limits.SECOND // 10)
+    monkeypatch.setattr(limits, "TORCH_JOIN_INTERVAL_NS", 2 * limits.SECOND)  # Time runs out between two looks.
     store = dist.HashStore()
     store.set("here/1", "")
     with pytest.raises(zpccl.OperationTimeout, match="only 1 of 2 ranks have joined"):
-        rendezvous.meet(store, 0, 2, timedelta(seconds=2), is_default=True)
+        rendezvous.meet(store, 0, 2, timedelta(seconds=1), is_default=True)
 
 
 @contextlib.contextmanager
