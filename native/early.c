@@ -39,20 +39,13 @@ static bool is_open(const zp__link *link, uint64_t channel)
 	return channel <= link->channel_max || channel >= ZP_FREE_CHANNEL;
 }
 
-/* What a frame costs the other end if it is early there. */
-static uint64_t early_charge(const zp__attempt *attempt)
-{
-	uint64_t bytes = sizeof(zp__message_in) + attempt->layout.wire_stride;
-	return bytes > ZP__EARLY_CHARGE_MIN ? bytes : ZP__EARLY_CHARGE_MIN;
-}
-
 /* True if one more frame may be sent that may be early. The other end is taken to have as many links as this one. */
 static bool may_be_early(const zp__link *link, const zp__attempt *attempt)
 {
 	const zp_engine *engine = link->engine;
 	uint64_t half_share = engine->config.messages_queued_bytes_max / engine->link_count / 2;
-	return !link->eager_bytes ||
-	       (link->eager_bytes < ZP__EAGER_BYTES && link->eager_bytes + early_charge(attempt) <= half_share);
+	uint64_t with_it = link->eager_bytes + zp__early_charge(attempt->layout.wire_stride);
+	return !link->eager_bytes || (link->eager_bytes < ZP__EAGER_BYTES && with_it <= half_share);
 }
 
 /* The first frame of a flow that may be sent. NULL: none. Messages to different channels do not wait for each other. */
@@ -81,8 +74,9 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 		if (!frame)
 			continue;
 		if (attempt && !flow->begun && !zp__is_eager(attempt)) {
-			flow->eager_bytes += early_charge(attempt);
-			link->eager_bytes += early_charge(attempt);
+			uint64_t charge = zp__early_charge(attempt->layout.wire_stride);
+			flow->eager_bytes += charge;
+			link->eager_bytes += charge;
 		}
 		*result = flow;
 		return frame;

@@ -168,14 +168,19 @@ static bool has_room(const zp__link *link, uint64_t bytes)
 	       link->received_bytes + bytes <= bound / engine->link_count;
 }
 
+uint64_t zp__early_charge(uint64_t body_bytes)
+{
+	uint64_t bytes = sizeof(zp__message_in) + body_bytes;
+	return bytes > ZP__EARLY_CHARGE_MIN ? bytes : ZP__EARLY_CHARGE_MIN;
+}
+
 /* Allocates memory for the body of the frame in c->rx and charges for it. */
 static enum zp__verdict message_begin(zp__connection *c)
 {
 	zp_engine *engine = c->link->engine;
 	const zp__frame *frame = &c->rx.frame;
-	uint64_t bytes = sizeof(zp__message_in) + frame->length, charged = bytes;
-	if (frame->kind != ZP__MESSAGE && charged < ZP__EARLY_CHARGE_MIN)
-		charged = ZP__EARLY_CHARGE_MIN;
+	uint64_t bytes = sizeof(zp__message_in) + frame->length;
+	uint64_t charged = frame->kind == ZP__MESSAGE ? bytes : zp__early_charge(frame->length);
 	if (!has_room(c->link, charged))
 		return ZP__PARK;
 	zp__message_in *message = buffer_take(engine, bytes);

@@ -46,6 +46,8 @@ typedef struct {
 	zp__event writable;
 } zp__channel;
 
+uint64_t zp__early_charge(uint64_t body_bytes); /* what an early frame costs the end that keeps it */
+
 /* Lock held, except for zp__buffers_discard(). */
 enum zp__verdict zp__early_admit(zp__connection *connection);
 enum zp__verdict zp__message_admit(zp__connection *connection);
