@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,17 @@ def test_a_call_imports_nothing_of_numpy() -> None:
         "-c", f"import numpy, sys; from zpccl.engine.tensors import view; {call}; sys.exit('numpy.ma' in sys.modules)"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_checkout_without_the_extension_says_so(tmp_path: Path) -> None:
+    """After `pip install .` a program that is started in the checkout imports the sources there."""
+    shutil.copytree(PACKAGE, tmp_path / "zpccl", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import zpccl"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: zpccl was imported from {tmp_path / 'zpccl'}, where")
+    assert "pip install --editable ." in done.stderr
 
 
 def test_public_names_exist() -> None:

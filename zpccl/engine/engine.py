@@ -22,9 +22,17 @@ from typing import Any, TypeAlias
 
 from zpccl import limits
 from zpccl.engine import ciphers
-from zpccl.engine._native import ffi, lib
 from zpccl.engine.living import Living
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
+
+try:
+    from zpccl.engine._native import ffi, lib
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"zpccl was imported from {os.path.dirname(os.path.dirname(__file__))}, where its C extension is not compiled. "
+        "If this is a checkout, start Python in another folder (what `pip install .` installs is elsewhere), or "
+        "compile the extension in place: pip install --editable ."
+    ) from error
 
 PEER_ID_BYTES: int = lib.ZP_PEER_ID_BYTES
 FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
