@@ -76,6 +76,12 @@ from zpccl.topology import Topology
 
 logger = logging.getLogger("zpccl.master")
 
+_WHY_NOT_BOUND = {
+    errno.EADDRINUSE: "the port is in use; does another master run there?",
+    errno.EADDRNOTAVAIL: "this host has no such address; 0.0.0.0 stands for all of its IPv4 addresses",
+    errno.ENODEV: "no address or interface of this host has this name",
+}
+"""What libzmq's errors of a bind mean; the text of ENODEV is "No such device"."""
 _OWN_ENDPOINT = "inproc://zpccl.master"
 """For our own first connection: libzmq numbers connections from a random number on, which this one shows."""
 _ROUTING_ID_BYTES = 5
@@ -184,7 +190,8 @@ class MasterLoop:
             if not isinstance(error, zmq.ZMQError):
                 raise
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
-            raise kind(f"cannot listen on {listen}: {error.strerror}") from error
+            reason = _WHY_NOT_BOUND.get(error.errno or 0) or os.strerror(error.errno or 0)
+            raise kind(f"cannot listen on {listen}: {reason}") from error
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
         socket = open_router(self._context, heartbeat_timeout_ns)
