@@ -1,13 +1,16 @@
-"""The zpccl command when its output cannot be written."""
+"""The version that both commands print; and the zpccl command when its output cannot be written."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from zpccl import limits
 
 COMMANDS = pytest.mark.parametrize(
     "arguments", [["doctor", "--master", "127.0.0.1:1"], ["keygen"]], ids=["doctor", "keygen"]
@@ -31,3 +34,10 @@ def test_a_full_disk(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-m", "zpccl.cli.main", *arguments], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2 and done.stderr.startswith(b"zpccl: ") and done.stderr.count(b"\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("module", ["zpccl.cli.main", "zpccl.cli.master"])
+def test_the_version(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=False)
+    expected = f"zpccl {importlib.metadata.version('zpccl')}, protocol version {limits.PROTOCOL_VERSION}\n"
+    assert (done.returncode, done.stdout) == (0, expected)

@@ -12,7 +12,7 @@ from zpccl import limits
 from zpccl.caller import checked_int
 from zpccl.cli import doctor
 from zpccl.cli.launch import Chaos, Launcher, parse_chaos
-from zpccl.cli.output import discard
+from zpccl.cli.output import add_version, discard
 from zpccl.control.addresses import parse_masters
 from zpccl.control.keys import checked_name, new_private_key, new_secret, public_key_of
 from zpccl.errors import InvalidArgument, PCCLError
@@ -21,6 +21,7 @@ from zpccl.errors import InvalidArgument, PCCLError
 def build_parser() -> argparse.ArgumentParser:
     """The command line of zpccl."""
     parser = argparse.ArgumentParser(prog="zpccl", description="Tools for zpccl runs.")
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     keygen = commands.add_parser(
         "keygen",

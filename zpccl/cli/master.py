@@ -9,7 +9,7 @@ import signal
 import sys
 
 from zpccl import limits
-from zpccl.cli.output import discard
+from zpccl.cli.output import add_version, discard
 from zpccl.control.addresses import is_loopback, parse_address
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop, logger
@@ -29,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         "tensors and needs little memory and CPU. Stop it with Ctrl-C or SIGTERM; SIGUSR2 makes it log what it has "
         "measured of the network.",
     )
+    add_version(parser)
     parser.add_argument(
         "--bind",
         metavar="HOST:PORT",

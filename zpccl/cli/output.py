@@ -1,9 +1,23 @@
-"""Output that nobody reads any more."""
+"""Output of both commands: their version, and output that nobody reads any more."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
 import os
 from typing import IO, Any
+
+from zpccl import limits
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --version, which prints the release, and the protocol version that all of a run must share."""
+    try:
+        release = importlib.metadata.version("zpccl")
+    except importlib.metadata.PackageNotFoundError:  # It runs from a folder and is not installed.
+        release = "(not installed)"
+    text = f"zpccl {release}, protocol version {limits.PROTOCOL_VERSION}"
+    parser.add_argument("--version", action="version", version=text, help="print release and protocol version")
 
 
 def discard(file: IO[Any]) -> None:
