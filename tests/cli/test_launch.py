@@ -228,7 +228,8 @@ def test_chaos_is_parsed() -> None:
     [
         (["-n", "2"], "no program"),
         (["-n", "0", "--", "true"], "-n 0 is not"),
-        (["-n", "1", "--", "/nowhere/program"], "cannot start /nowhere/program"),
+        (["-n", "1", "--", "/nowhere/program"], "cannot start /nowhere/program: No such file or directory\n"),
+        (["-n", "1", "--", "train.py"], "cannot start train.py: No such file or directory; to run it with Python: "),
         (["-n", "1", "--master", "nowhere", "--", "true"], "master address 'nowhere'"),
         (["-n", "1", "--chaos", "all", "--", "true"], "kill=30s"),
     ],

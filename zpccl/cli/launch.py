@@ -175,7 +175,9 @@ class Launcher:
                 start_new_session=True,
             )
         except OSError as error:
-            raise InvalidArgument(f"cannot start {self._command[0]}: {error.strerror}") from error
+            program = self._command[0]
+            hint = f"; to run it with Python: -- python {program}" if program.endswith(".py") else ""
+            raise InvalidArgument(f"cannot start {program}: {error.strerror}{hint}") from error
         self._started += 1
         child = _Child(number, process, os.pidfd_open(process.pid), has_joined)
         self._children.append(child)
