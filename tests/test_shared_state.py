@@ -334,7 +334,7 @@ def test_bad_upload_limits_are_refused(limit: Any) -> None:
 
 def test_an_upload_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZPCCL_UPLOAD_LIMIT", "5")
-    with pytest.raises(zpccl.InvalidArgument, match="upload_limit 5 "):
+    with pytest.raises(zpccl.InvalidArgument, match="ZPCCL_UPLOAD_LIMIT 5 "):
         zpccl.Communicator("127.0.0.1:1")
 
 

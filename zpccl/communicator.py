@@ -141,8 +141,10 @@ class Communicator(Collectives):
         self._masters = parse_masters(text)
         self._group = checked_int(peer_group, "peer_group", 0, limits.PEER_GROUP_MAX)
         self._min_world_size = checked_int(min_world_size, "min_world_size", 0, limits.PEERS_MAX)
-        count = connections or p2p_connection_pool_size or _environment_int("ZPCCL_CONNECTIONS") or 0
-        self._connections = checked_int(count, "connections", 0, limits.LINK_CONNECTIONS_MAX)
+        count, source = connections or p2p_connection_pool_size, "connections"
+        if not count:
+            count, source = _environment_int("ZPCCL_CONNECTIONS"), "ZPCCL_CONNECTIONS"
+        self._connections = checked_int(count, source, 0, limits.LINK_CONNECTIONS_MAX)
         self._advertise = advertise or os.environ.get("ZPCCL_ADVERTISE")
         if self._advertise:
             advertised_address(self._advertise, limits.PEER_PORT_FIRST)
@@ -571,14 +573,15 @@ def _plain(text: Any, argument: str) -> str:
 
 
 def _upload_bucket(bytes_per_second: Any) -> TokenBucket | None:
+    source = "upload_limit"
     if bytes_per_second is None:
-        bytes_per_second = _environment_int("ZPCCL_UPLOAD_LIMIT") or None
+        bytes_per_second, source = _environment_int("ZPCCL_UPLOAD_LIMIT") or None, "ZPCCL_UPLOAD_LIMIT"
     if bytes_per_second is None:
         return None
     is_rate = is_number(bytes_per_second) and not isinstance(bytes_per_second, bool)
     if not is_rate or not limits.UPLOAD_LIMIT_MIN_BYTES <= bytes_per_second < float("inf"):
         bound = limits.UPLOAD_LIMIT_MIN_BYTES
-        raise InvalidArgument(f"upload_limit {bytes_per_second!r} is not a number of bytes a second from {bound} on")
+        raise InvalidArgument(f"{source} {bytes_per_second!r} is not a number of bytes a second from {bound} on")
     return TokenBucket(int(bytes_per_second))
 
 

@@ -26,10 +26,20 @@ def test_a_host_that_has_only_itself(candidates: tuple[str, ...], master: str, l
     assert bool(found.fix) is (level is not Level.OK)
 
 
-@pytest.mark.parametrize("name", ["ZPCCL_CONNECTIONS", "ZPCCL_UPLOAD_LIMIT", "ZPCCL_LOCAL_SOCKETS"])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ZPCCL_CONNECTIONS", "many", "ZPCCL_CONNECTIONS is 'many', not a number"),
+        ("ZPCCL_CONNECTIONS", "129", "ZPCCL_CONNECTIONS 129 is not an integer from 0 to 128"),
+        ("ZPCCL_UPLOAD_LIMIT", "many", "ZPCCL_UPLOAD_LIMIT is 'many', not a number"),
+        ("ZPCCL_UPLOAD_LIMIT", "5", "ZPCCL_UPLOAD_LIMIT 5 is not a number of bytes a second"),
+        ("ZPCCL_LOCAL_SOCKETS", "many", "ZPCCL_LOCAL_SOCKETS is 'many'"),
+        ("ZPCCL_ENCRYPT", "yes", "ZPCCL_ENCRYPT is 'yes'; set it to 1 or 0"),
+    ],
+)
 def test_a_variable_with_which_no_peer_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, message: str
 ) -> None:
-    monkeypatch.setenv(name, "many")
+    monkeypatch.setenv(name, value)
     assert main(["doctor"]) == 2
-    assert f"zpccl: {name} is 'many'" in capsys.readouterr().err
+    assert f"zpccl: {message}" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from zpccl.control.addresses import (
 )
 from zpccl.control.keys import PeerKeys, peer_keys
 from zpccl.control.link_ends import interface_of
+from zpccl.control.switches import read_switch
 from zpccl.errors import PCCLError
 
 
@@ -53,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         PCCLError: an option or an environment variable is invalid.
     """
     # Raises if a variable is malformed. Encryption is off here, because there is a finding for it.
+    read_switch(None, "encrypt")
     Communicator(options.master, listen=options.listen, advertise=options.advertise, encrypt=False)
     masters, keys = parse_masters(options.master), peer_keys()
     host, ports = parse_listen(options.listen or os.environ.get("ZPCCL_LISTEN"))
