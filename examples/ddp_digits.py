@@ -4,7 +4,7 @@
 
 Only two lines differ from a program for Gloo: the import, and the name of the backend. With `--backend gloo` and two
 ranks, it prints the same losses and saves the same weights, bit for bit. Needs torch and rich: pip install
-'zpccl[torch,examples]'.
+'.[torch,examples]'.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Gradients are averaged over the current peers, which share a batch of about the same size whatever their number. Each
 sample of an epoch is read once. A peer that joins gets weights, momentum and the position in the epoch from the others.
 All peers that are left at the end have the same weights, bit for bit. Needs torch and rich: pip install
-'zpccl[torch,examples]'.
+'.[torch,examples]'.
 """
 
 import argparse

@@ -10,7 +10,7 @@ together: each has its shard of every parameter. The processes with the same sha
 they average its gradients and share its state. A host is admitted when all its processes are there. When one of them
 dies, the master removes the others too, so that no other host waits for them; torchrun starts them again, and they get
 the state from the other hosts. All hosts end with the same weights, bit for bit. Needs torch and rich: pip install
-'zpccl[torch,examples]'.
+'.[torch,examples]'.
 """
 
 import argparse
