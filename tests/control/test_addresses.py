@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -97,14 +98,21 @@ def test_the_first_free_port_is_taken() -> None:
         port = taken.getsockname()[1]
         with listen_on_first_free("127.0.0.1", range(port, min(port + 100, 65536))) as listener:
             assert listener.getsockname()[1] > port and not listener.getblocking()
-        with pytest.raises(InvalidUsage, match="no free port"):
+        with pytest.raises(InvalidUsage, match=r"no free port .* ZPCCL_LISTEN"):
             listen_on_first_free("127.0.0.1", range(port, port + 1))
 
 
-@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid", "a..b"])
-def test_hosts_that_are_not_ours(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("192.0.2.77", "cannot listen on '192.0.2.77': this host has no such address$"),
+        ("no.such.host.invalid", r"cannot listen on 'no.such.host.invalid': [^\[]*$"),  # No number of an error.
+        ("a..b", "cannot listen on a..b:48149: "),
+    ],
+)
+def test_hosts_that_are_not_ours(host: str, reason: str) -> None:
     """RFC 5737: only by mistake does a host have an address of 192.0.2.0/24."""
-    with pytest.raises(InvalidArgument, match="cannot listen"):
+    with pytest.raises(InvalidArgument, match=reason):
         listen_on_first_free(host, range(48149, 48151))
 
 
@@ -155,5 +163,5 @@ def test_advertised_addresses() -> None:
     assert advertised_address("h:6", 5) == "h:6"
     assert advertised_address("[::1]", 5) == advertised_address("::1", 5) == "[::1]:5"
     for text in ("a b", "h:", ":5", "h:70000", "h" * limits.ADDRESS_CHARS_MAX):  # The last is too long with its port.
-        with pytest.raises(InvalidArgument, match="advertise"):
+        with pytest.raises(InvalidArgument, match=f"advertise {re.escape(repr(text))} "):
             advertised_address(text, 5)

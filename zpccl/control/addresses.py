@@ -127,12 +127,15 @@ def listen_on_first_free(host: str, ports: range) -> socket.socket:
         try:
             return _listen(host, port)
         except (PermissionError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long.
-            raise InvalidArgument(f"cannot listen on {format_address(host, port)}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidArgument(f"cannot listen on {format_address(host, port)}: {reason}") from error
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno in _NEVER:
-                raise InvalidArgument(f"cannot listen on {host!r}: {error}") from error
+                is_strange = error.errno == errno.EADDRNOTAVAIL
+                reason = "this host has no such address" if is_strange else error.strerror
+                raise InvalidArgument(f"cannot listen on {host!r}: {reason}") from error
     raise InvalidUsage(
-        f"no free port from {ports.start} to {ports.stop - 1} to listen on; set listen= to another range"
+        f"no free port from {ports.start} to {ports.stop - 1} to listen on; set others by listen= or ZPCCL_LISTEN"
     )
 
 
@@ -223,7 +226,11 @@ def advertised_address(advertise: str, port: int) -> str:
     """
     is_whole = _ADDRESS.match(str(advertise)) is not None
     address = str(advertise) if is_whole else format_address(str(advertise).strip("[]"), port)
-    if parse_address(address, what="advertise")[1] == 0:
+    try:
+        advertised_port = parse_address(address)[1]
+    except InvalidArgument as error:
+        raise InvalidArgument(f'advertise {advertise!r} is not of the form "host" or "host:port"') from error
+    if advertised_port == 0:
         raise InvalidArgument(f"advertise {advertise!r} has port 0, at which no peer can be reached")
     return address
 
