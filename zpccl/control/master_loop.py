@@ -190,7 +190,7 @@ class MasterLoop:
             if not isinstance(error, zmq.ZMQError):
                 raise
             kind = InvalidUsage if error.errno == errno.EADDRINUSE else InvalidArgument
-            reason = _WHY_NOT_BOUND.get(error.errno or 0) or os.strerror(error.errno or 0)
+            reason = _WHY_NOT_BOUND.get(error.errno or 0) or zmq.strerror(error.errno or 0)
             raise kind(f"cannot listen on {listen}: {reason}") from error
 
     def _open_socket(self, host: str, port: int, heartbeat_timeout_ns: int) -> zmq.Socket[bytes]:
