@@ -94,12 +94,15 @@ BAD: dict[str, Any] = {
     "not contiguous": lambda: torch.ones(4, 4).t()[1:],
     "every other": lambda: torch.ones(8)[::2],
     "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "bool": lambda: torch.ones(4, dtype=torch.bool),
     "complex": lambda: torch.ones(4, dtype=torch.complex64),
     "expanded": lambda: torch.ones(1).expand(4),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("what", BAD)
 def test_tensors_that_cannot_be_used_are_refused(pair: Run, what: str) -> None:
     with pytest.raises(zpccl.InvalidArgument):

@@ -179,6 +179,8 @@ def check_torch(tensor: Any, name: str) -> DataType:
     """
     if tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{name} is on {tensor.device}; it must be on the CPU or a GPU: use tensor.cpu()")
+    if tensor.is_nested:
+        raise InvalidArgument(f"{name} is a nested tensor; use tensor.values()")
     if tensor.layout is not sys.modules["torch"].strided:
         raise InvalidArgument(f"{name} has layout {tensor.layout}; use tensor.to_dense()")
     datatype = DataType.from_torch_dtype(tensor.dtype)
