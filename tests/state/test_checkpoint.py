@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -369,6 +370,27 @@ def test_what_the_system_refuses(path: Path, call: str) -> None:
         assert isinstance(raised.value, OSError)
         assert (raised.value.errno, raised.value.path) == (number, os.path.realpath(bad))
     assert files(path) == before
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_partial_file_that_cannot_be_written_is_named(path: Path, make: Callable[[Path], None]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    make(partial)
+    with pytest.raises(zpccl.CheckpointFailed, match=re.escape(f"{os.path.realpath(partial)}: ")) as raised:
+        state_of(small()).save_state(path)
+    assert raised.value.path == os.path.realpath(path) and raised.value.errno in (errno.EISDIR, errno.EINVAL)
+    assert files(path) == [partial.name]
+
+
+def test_a_rename_that_fails_names_the_checkpoint(path: Path) -> None:
+    """A directory takes the name of the checkpoint in the middle of the save."""
+
+    def take_its_name(_: zpccl.Progress) -> None:
+        path.mkdir(exist_ok=True)
+
+    with pytest.raises(zpccl.CheckpointFailed, match=re.escape(f"{os.path.realpath(path)}: ")):
+        state_of(small()).save_state(path, on_progress=take_its_name)
+    assert files(path) == [path.name]
 
 
 def test_a_disk_that_is_full_leaves_the_old_checkpoint(path: Path) -> None:

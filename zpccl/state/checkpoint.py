@@ -183,6 +183,8 @@ def _create_locked(name: str) -> int:
     """Creates or truncates a file, and locks it."""
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it exists and is not a regular file", name)
         # The previous holder of the lock may have renamed the file meanwhile: then it is the checkpoint.
         if not _lock(descriptor) or not _is_name_of(descriptor, name):
             raise InvalidUsage(f"another thread or process is writing {name}")
@@ -348,4 +350,6 @@ def _system_errors(target: str) -> Iterator[None]:
     except PCCLError:
         raise
     except OSError as error:
-        raise CheckpointFailed(f"{target}: {error.strerror or error}", path=target, errno=error.errno or 0) from error
+        found = error.filename2 or error.filename  # The partial file, perhaps; of a rename, the new name.
+        place = found if isinstance(found, str) else target
+        raise CheckpointFailed(f"{place}: {error.strerror or error}", path=target, errno=error.errno or 0) from error
