@@ -336,6 +336,9 @@ def test_an_upload_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ZPCCL_UPLOAD_LIMIT", "5")
     with pytest.raises(zpccl.InvalidArgument, match="ZPCCL_UPLOAD_LIMIT 5 "):
         zpccl.Communicator("127.0.0.1:1")
+    monkeypatch.setenv("ZPCCL_UPLOAD_LIMIT", "1e9")  # upload_limit=1e9 is valid, so the error must say what is not.
+    with pytest.raises(zpccl.InvalidArgument, match=r"ZPCCL_UPLOAD_LIMIT is '1e9'; give a whole number"):
+        zpccl.Communicator("127.0.0.1:1")
 
 
 def test_state_moves_below_an_upload_limit() -> None:

@@ -588,5 +588,5 @@ def _upload_bucket(bytes_per_second: Any) -> TokenBucket | None:
 def _environment_int(name: str) -> int:
     text = os.environ.get(name) or "0"
     if not (text.isascii() and text.isdigit()):
-        raise InvalidArgument(f"{name} is {text!r}, not a number")
+        raise InvalidArgument(f"{name} is {text!r}; give a whole number in decimal digits, without sign or exponent")
     return int(text)
