@@ -12,7 +12,6 @@ import pytest
 from zpccl.errors import InvalidArgument
 from zpccl.limits import QUANTIZATION_BLOCK_ELEMENTS
 from zpccl.types import (
-    NO_QUANTIZATION,
     Attribute,
     DataType,
     DeviceType,
@@ -23,6 +22,7 @@ from zpccl.types import (
     QuantizedDataType,
     ReduceDescriptor,
     ReduceOp,
+    ReduceOpDescriptor,
     ReduceOperandDescriptor,
     SharedStateSyncStrategy,
 )
@@ -136,8 +136,17 @@ def test_defaults_are_those_of_pccl() -> None:
         block_size=QUANTIZATION_BLOCK_ELEMENTS,
     )
     descriptor = ReduceDescriptor(count=4, op=ReduceOp.SUM, tag=1, operand_descriptor=operand)
-    assert descriptor.quantization_options is NO_QUANTIZATION
-    assert NO_QUANTIZATION.algorithm is QuantizationAlgorithm.NONE
+    assert descriptor.quantization_options.algorithm is QuantizationAlgorithm.NONE
+
+
+def test_descriptors_can_be_changed_as_those_of_pccl() -> None:
+    one, other = (ReduceDescriptor(4, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT)) for _ in range(2))
+    one.tag += 1
+    one.operand_descriptor.datatype = DataType.DOUBLE
+    one.quantization_options.algorithm = QuantizationAlgorithm.MIN_MAX
+    operation = ReduceOpDescriptor.from_numpy(np.zeros(4), np.zeros(4), one)
+    operation.reduce_descriptor = other
+    assert other == ReduceDescriptor(4, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT)) != one
 
 
 def test_importing_costs_nothing() -> None:

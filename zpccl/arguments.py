@@ -20,7 +20,6 @@ from zpccl.engine.tensors import NO_MEMORY, TensorView, first_elements, is_on_gp
 from zpccl.errors import InvalidArgument, PeerLost
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.types import (
-    NO_QUANTIZATION,
     Algorithm,
     CollectiveKind,
     DataType,
@@ -34,7 +33,10 @@ from zpccl.types import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     ScatterResult,
+    no_quantization,
 )
+
+_NO_QUANTIZATION = no_quantization()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -75,7 +77,7 @@ def all_reduce(
     count: int | None = None,
 ) -> Collective:
     """An all-reduce. `count`: the number of elements in the user's descriptor."""
-    options = NO_QUANTIZATION if quantization is None else quantization
+    options = _NO_QUANTIZATION if quantization is None else quantization
     if not isinstance(options, QuantizationOptions):
         raise InvalidArgument(f"quantization_options is a {type(options).__name__}, not QuantizationOptions")
     datatype = _datatype_of(operand)
@@ -94,7 +96,7 @@ def all_reduce(
         raise InvalidArgument("send and recv share a part of their memory; pass the same tensor or separate ones")
     # Options that are not used must be neither compared between peers nor checked.
     if options.algorithm == QuantizationAlgorithm.NONE:
-        options = NO_QUANTIZATION
+        options = _NO_QUANTIZATION
     else:
         _check_quantization(options, source.datatype)
     spec = _spec(CollectiveKind.ALL_REDUCE, tag, source, op, options=options, algorithm=Algorithm.parse(algorithm))
@@ -332,7 +334,7 @@ def _spec(
     op: ReduceOp = ReduceOp.SUM,
     *,
     is_root: bool = False,
-    options: QuantizationOptions = NO_QUANTIZATION,
+    options: QuantizationOptions = _NO_QUANTIZATION,
     algorithm: Algorithm = Algorithm.AUTO,
     rows: int = 0,
 ) -> CollectiveSpec:

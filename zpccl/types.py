@@ -268,7 +268,7 @@ class DigestKind(enum.IntEnum):
         raise InvalidArgument(f"digest {name!r} is neither 'blake3' nor 'xxh3'")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReduceOperandDescriptor:
     """Type and distribution of the elements of a tensor."""
 
@@ -276,7 +276,7 @@ class ReduceOperandDescriptor:
     distribution_hint: DistributionHint = DistributionHint.NONE
 
 
-@dataclass(frozen=True)
+@dataclass
 class QuantizationOptions:
     """How a tensor is quantised on the wire.
 
@@ -293,10 +293,12 @@ class QuantizationOptions:
     block_size: int = QUANTIZATION_BLOCK_ELEMENTS
 
 
-NO_QUANTIZATION = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)
+def no_quantization() -> QuantizationOptions:
+    """Options for elements that travel as they are."""
+    return QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReduceDescriptor:
     """An all-reduce: `count` elements, reduced with `op`, identified on all peers by `tag`."""
 
@@ -304,10 +306,10 @@ class ReduceDescriptor:
     op: ReduceOp
     tag: int
     operand_descriptor: ReduceOperandDescriptor
-    quantization_options: QuantizationOptions = field(default=NO_QUANTIZATION)
+    quantization_options: QuantizationOptions = field(default_factory=no_quantization)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReduceOpDescriptor:
     """A `ReduceDescriptor` with its two tensors, for `Communicator.all_reduce_multiple_with_retry`."""
 
