@@ -47,7 +47,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import State
 from zpccl.sim import CALM, CHAOS, CHURN, FLAKY_NETWORK, HOSTILE, JOINERS, PATHS, PROFILES, Cluster, Faults, Violation
-from zpccl.sim.checkers import Agreement, Causes, Commits, Lineage
+from zpccl.sim.checkers import LINK_FAULTS, Agreement, Causes, Commits, Lineage
 from zpccl.sim.clock import Clock, LocalClock
 from zpccl.sim.coverage import Coverage
 from zpccl.sim.dataplane import Buffer, DataPlane, Fetch
@@ -208,6 +208,19 @@ def strike_outage(cluster: Cluster, notice_ns: int, duration_ns: int) -> None:
         randrange=lambda _: notice_ns, choice=lambda found: found[-1], uniform=lambda *_: duration_ns / SECOND
     )
     cluster.injector._strike_outages(cast(random.Random, drawn))
+
+
+def test_an_outage_breaks_links_of_all() -> None:
+    """S6; churn, seed 59027484: a newcomer's link to the member of its group broke in an outage, which was not on
+    record. Once it was a member, the other one died silently, and it was removed for that link."""
+    cluster = Cluster(0, peer_count=3, script=SIMPLE)
+    cluster.run(steps=200, faults=STILL)
+    node = cluster.live_nodes()[-1]
+    assert node.connection is not None
+    cluster.network.break_connection(node.connection, is_silent=True)
+    strike_outage(cluster, 0, SECOND)
+    struck = [incident.peers for incident in cluster.incidents if incident.kind in LINK_FAULTS]
+    assert sorted(struck, key=sorted) == sorted(({other.peer_id} for other in cluster.live_nodes()), key=sorted)
 
 
 def members_after_an_outage(alone_s: int) -> int:

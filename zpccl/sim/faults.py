@@ -639,8 +639,9 @@ class Injector:
         connected = [node for node in members if cluster.network.is_sound(node)]
         is_strict = len(connected) > 1
         for node in cluster.live_nodes():
-            kind = OUTAGE if node in connected and is_strict else "cut off from masters"
-            cluster.note(kind, node, is_silent=True, duration_ns=duration_ns)
+            kinds = (OUTAGE,) if node in connected and is_strict else ("cut off from masters", "link broken")
+            for kind in kinds:
+                cluster.note(kind, node, is_silent=True, duration_ns=duration_ns)
         for one, other in cluster.links.up():
             cluster.links.break_link(one, other, is_silent=True)
         cluster.network.go_away(notice_ns)
