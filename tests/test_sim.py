@@ -390,6 +390,7 @@ class FakeMaster:
         self.checker = checker
         self.lifetime = (index, 0, 0)
         self.name = f"master{index}"
+        self.started_ns = 0
 
     def key(self, connection: str, number: int) -> tuple[bytes, int]:
         return b"run", number
@@ -422,6 +423,18 @@ def test_lists_may_go_from_one_master_to_the_other(duellists: tuple[FakeMaster, 
     other.commit(9)
     other.propose(10, "qrs")
     other.commit(10)
+
+
+def test_strangers_may_be_members_of_a_list_that_is_lost() -> None:
+    """L3; anarchy, seed 58033270: the checker looked for the process of a stranger, which has none."""
+    checker = Lineage(Cluster(1))
+    former, master = FakeMaster(checker, 0), FakeMaster(checker, 1)
+    former.propose(1, "pq")
+    former.propose(2, "pqr")
+    checker._planned.add((b"run", 0))
+    checker._accepted[b"run", 2] = {letter * 16 for letter in (b"p", b"q", b"r")}
+    master.propose(9, "pq", 1)
+    assert checker._lists[b"run", 9].parents == [(b"run", 1)]
 
 
 @pytest.mark.parametrize("epoch", [5, 99])

@@ -692,7 +692,8 @@ class Lineage(Checker):
         if not parents or not lasts or self._descends(key, lasts[0]):
             return
         last, nodes = lasts[0], self.cluster.nodes
-        here = [nodes[i] for i in self._lists[last].members if nodes[i].is_alive and nodes[i].machine.run_id == key[0]]
+        listed = [nodes[i] for i in self._lists[last].members if i in nodes]  # Strangers may be members, too.
+        here = [node for node in listed if node.is_alive and node.machine.run_id == key[0]]
         may_come = 2 * sum(is_member(node) for node in here) > len(self._lists[last].members)
         is_soon = self.cluster.clock.now_ns < master.started_ns + limits.MINORITY_WAIT_NS
         reporters = {peer_id for _, peer_id in self._reports_to(master)}
