@@ -54,7 +54,7 @@ def test_nothing_is_said_where_there_is_nothing_to_do() -> None:
     seen: list[Progress] = []
     reports = reporter(seen, Clock())
     reports.update(0, 0)
-    reports.end(0)
+    reports.end()
     assert not seen
 
 
@@ -72,7 +72,7 @@ def test_callbacks_are_due_at_the_begin_at_times_and_once_at_the_end() -> None:
     for done in range(1001):
         reports.update(done, 1000)
         clock.now_ns += MS
-    reports.end(1000)
+    reports.end()
     assert [item.bytes_done for item in seen] == [*range(0, 1001, 100), 1000]
     assert [item.is_done for item in seen] == [False] * 11 + [True]
 
@@ -96,7 +96,7 @@ def test_long_transfers_leave_a_line_a_second_and_one_at_the_end(caplog: pytest.
         for step in range(26):
             reports.update(step * MIB, 25 * MIB)
             clock.now_ns += limits.PROGRESS_INTERVAL_NS
-        reports.end(25 * MIB)
+        reports.end()
     assert [record.getMessage() for record in caplog.records] == [
         "save: 10.0 of 25.0 MiB (40%), 10.0 MiB/s, 2 s left",
         "save: 20.0 of 25.0 MiB (80%), 10.0 MiB/s, 0 s left",
@@ -111,7 +111,7 @@ def test_short_transfers_leave_no_line(caplog: pytest.LogCaptureFixture) -> None
         for done in (0, 5, 10):
             reports.update(done, 10)
             clock.now_ns += 300 * MS
-        reports.end(10)
+        reports.end()
     assert not caplog.records
 
 

@@ -520,7 +520,7 @@ class Communicator(Collectives):
                 loop.call([call])
                 transfer.run()
                 state.revision = self._answer(loop, call)
-            reporter.end(transfer.bytes_done)
+            reporter.end()
         except BaseException:
             if transfer.is_written and call.future.done():  # The sync was committed before the interrupt.
                 state.revision = call.future.result()

@@ -111,12 +111,11 @@ class ProgressReporter:
             is_log_due = now_ns - self._logged_ns >= limits.PROGRESS_LOG_INTERVAL_NS
             self._tell(self.measure(bytes_done, bytes_expected, now_ns), is_log_due)
 
-    def end(self, bytes_done: int | None = None) -> None:
-        """The transfer has succeeded. `bytes_done` None: as in the last update."""
+    def end(self) -> None:
+        """The transfer has succeeded; the last update had all bytes."""
         now_ns = self._clock_ns()
-        bytes_done = self._bytes_done if bytes_done is None else bytes_done
-        if bytes_done > 0:
-            progress = self.measure(bytes_done, bytes_done, now_ns)
+        if self._bytes_done > 0:
+            progress = self.measure(self._bytes_done, self._bytes_done, now_ns)
             is_log_due = now_ns - self._began_ns >= limits.PROGRESS_LOG_INTERVAL_NS
             self._tell(replace(progress, is_done=True), is_log_due)
 

@@ -167,7 +167,7 @@ class SharedState:
         regions = self.regions()
         shapes = {info.name: info.tensor.shape for info in self.tensor_infos}
         checkpoint.save(regions, shapes, self._revision, path, reporter.update)
-        reporter.end(sum(memory.nbytes for memory in regions.values()))
+        reporter.end()
 
     @public
     def load_state(self, path: str | os.PathLike[str], *, on_progress: ProgressCallback | None = None) -> None:
@@ -195,7 +195,7 @@ class SharedState:
             self._revision = loaded.revision
 
         despite_interrupts(write)
-        reporter.end(sum(memory.nbytes for memory in regions.values()))
+        reporter.end()
 
 
 def _check_memory(regions: dict[str, Region]) -> None:

@@ -161,16 +161,6 @@ class StateTransfer:
         self.tx_bytes = 0
         self.rx_bytes = 0
 
-    @property
-    def bytes_done(self) -> int:
-        """Bytes of the fetch that are verified."""
-        return self._swarm.bytes_done if self._swarm is not None else 0
-
-    @property
-    def bytes_expected(self) -> int:
-        """Bytes of the fetch that are known to differ so far."""
-        return self._swarm.bytes_expected if self._swarm is not None else 0
-
     # --- For the peer's loop ----------------------------------------------------------------------------------------
 
     def start(
