@@ -200,11 +200,6 @@ class LentRegion(Region):
                 return memoryview(bytes(self._region.read(offset, size)))
             return memoryview(self._copy)[offset : offset + size]
 
-    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """The bytes from `begin` to `end`, at most `size` at a time, as `read` gives them."""
-        for offset in range(begin, end, size):
-            yield self.read(offset, min(size, end - offset))
-
     def write(self, offset: int, data: Any) -> None:
         """Never called: an offer is not written."""
         raise AssertionError("an offer is never written to")

@@ -47,12 +47,13 @@ class Region(ABC):
     def read(self, offset: int, size: int) -> memoryview:
         """The present bytes `[offset, offset + size)`. The caller must not write to the view."""
 
-    @abstractmethod
     def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """The bytes `[begin, end)` in pieces of `size` bytes; the last one may be shorter.
+        """The bytes `[begin, end)` in pieces of `size` bytes, as `read` returns them; the last one may be shorter.
 
         A piece is valid until the next one is requested.
         """
+        for offset in range(begin, end, size):
+            yield self.read(offset, min(size, end - offset))
 
     @abstractmethod
     def write(self, offset: int, data: Any) -> None:
@@ -81,11 +82,6 @@ class HostRegion(Region):
     def read(self, offset: int, size: int) -> memoryview:
         """The memory itself, not a copy."""
         return self._memory[offset : offset + size]
-
-    def pieces(self, begin: int, end: int, size: int) -> Iterator[memoryview]:
-        """Views of the memory itself, not copies."""
-        for offset in range(begin, end, size):
-            yield self._memory[offset : min(offset + size, end)]
 
     def write(self, offset: int, data: Any) -> None:
         """Copies the bytes, without the GIL."""
