@@ -24,8 +24,6 @@ blosc2.set_releasegil(True)
 _RAW = b"\0"
 _CONSTANT = b"\1"
 _BLOSC2 = b"\2"
-ENCODED_EXTRA_BYTES = 1
-"""Maximum by which a payload is longer than its block."""
 
 _PATTERN_BYTES = 16
 """A pattern of 1, 2, 4, 8 or 16 bytes is first repeated to this size."""
