@@ -189,10 +189,9 @@ class Contents:
         key, index = place
         return key not in self.wanted or (key in self._lists and self._digest_of(place) == self._own[key][index])
 
-    def here(self, key: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """Ranges of the blocks and lists of the elected contents that this peer has, of one key or of all."""
-        for number in range(len(self.keys)) if key is None else (key,):
-            count = self.counts[number]
+    def here(self) -> Iterator[tuple[int, int, int]]:
+        """Ranges of the blocks and lists of the elected contents that this peer has."""
+        for number, count in enumerate(self.counts):
             is_whole = number not in self.wanted
             if count > 1 and (is_whole or number in self._lists):
                 yield number, LIST, 1
@@ -227,11 +226,10 @@ class Contents:
         return ""
 
     def _elected(self, key: int) -> bytes:
-        """The concatenated digests of all blocks of the elected contents."""
-        if key not in self.wanted:
-            return b"".join(self._own[key])
-        if key in self._lists:
-            return self._lists[key]
+        """As `list_of`, once all blocks are here: a fetched key of one block gets no list."""
+        digests = self.list_of(key)
+        if digests is not None:
+            return digests
         block = self._staged[key, 0]
         return self._zeros((key, 0)) if block is None else block_digest(block, self._kind)
 
