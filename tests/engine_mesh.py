@@ -465,10 +465,10 @@ class HandMadePeer:
         return receive_frame(self.socket)
 
     def received_bytes(self) -> int:
-        return sum(self.engine.link_stats(peer_id(1))[1])
+        return sum(self.engine.link_state(peer_id(1)).rx_bytes)
 
     def sent_bytes(self) -> int:
-        return sum(self.engine.link_stats(peer_id(1))[0])
+        return sum(self.engine.link_state(peer_id(1)).tx_bytes)
 
     def reduce(self, case: Case, attempt_id: int, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         """Plays rank 1 of a whole unquantised float32 SUM, with `theirs` as its input. Returns the engine's result."""

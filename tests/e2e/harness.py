@@ -205,7 +205,7 @@ class Peer:
 
     def bytes_moved(self) -> int:
         """Bytes that all links have sent so far."""
-        return sum(sum(sent) for sent, _ in link_facts(self.comm, Engine.link_stats))
+        return sum(sum(state.tx_bytes) for state in link_facts(self.comm, Engine.link_state))
 
     def lost_connections(self) -> int:
         """How many connections of all links were lost so far."""

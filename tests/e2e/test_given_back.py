@@ -91,7 +91,7 @@ def start(comm: zpccl.Communicator, kind: str, tag: int, used: list[Memory], is_
 
 def moved_bytes(peer: Peer) -> int:
     """Bytes sent and received."""
-    return sum(sum(sent) + sum(received) for sent, received in link_facts(peer.comm, Engine.link_stats))
+    return sum(sum(state.tx_bytes) + sum(state.rx_bytes) for state in link_facts(peer.comm, Engine.link_state))
 
 
 def when_moving(peer: Peer, handle: zpccl.AsyncReduceHandle, count: int) -> bool:

@@ -86,7 +86,7 @@ def sync(peer: Peer, value: float) -> float:
 
 def connections(peer: Peer) -> list[int]:
     """The number of connections of each of its links."""
-    return [len(sent) for sent, _ in harness.link_facts(peer.comm, Engine.link_stats)]
+    return [len(state.tx_bytes) for state in harness.link_facts(peer.comm, Engine.link_state)]
 
 
 both_versions = pytest.mark.parametrize("is_ipv6", [False, True], ids=["IPv4", "IPv6"])

@@ -251,10 +251,10 @@ def test_cancel_with_half_of_the_shares(three: Three) -> None:
     three.engine.start_reduce(make_plan(CASE, 1, 0, 3, buffer, buffer))
     three.ends[1].sendall(SHARE.encode())
     three.ends[2].sendall(SHARE.encode()[:1000])
-    until(lambda: sum(three.engine.link_stats(peer_id(2))[1]) == 1000)
+    until(lambda: sum(three.engine.link_state(peer_id(2)).rx_bytes) == 1000)
     three.engine.end_reduce(1, commit=False)
     assert buffer.tobytes() == before
     three.ends[2].sendall(SHARE.encode()[1000:] + SHARE.encode())
-    until(lambda: sum(three.engine.link_stats(peer_id(2))[1]) == 2 * len(SHARE.encode()))
+    until(lambda: sum(three.engine.link_state(peer_id(2)).rx_bytes) == 2 * len(SHARE.encode()))
     assert buffer.tobytes() == before
     assert three.engine.poll() == []

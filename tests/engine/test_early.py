@@ -69,7 +69,7 @@ class Pair:
             np.testing.assert_array_equal(self.results[rank, attempt_id], 2 * data)
 
     def arrived(self) -> int:
-        return sum(self.engines[1].link_stats(peer_id(0))[1])
+        return sum(self.engines[1].link_state(peer_id(0)).rx_bytes)
 
     def lose_connections(self, *indices: int) -> None:
         for index in indices:
@@ -137,7 +137,7 @@ def test_many_senders_do_not_fill_the_receiver() -> None:
         engines[engine].start_reduce(replace(plan, peers=(peer_id(sender), peer_id(4))))
 
     def arrived() -> int:
-        return sum(sum(engines[4].link_stats(peer_id(sender))[1]) for sender in range(4))
+        return sum(sum(engines[4].link_state(peer_id(sender)).rx_bytes) for sender in range(4))
 
     for sender in range(4):
         start(LATE + sender, sender, 0, sender, results[sender])

@@ -103,7 +103,7 @@ def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> N
         source = np.ones(1 << 20, np.float32)
         target = np.empty_like(source)
         one.start_reduce(make_plan(case, 1, 0, 2, source, target))
-        until(lambda: sum(one.link_stats(peer_id(1))[0]) > 0)
+        until(lambda: sum(one.link_state(peer_id(1)).tx_bytes) > 0)
         one.end_reduce(1, commit=False)
         source[:] = 3.0  # It belongs to the caller again.
         results = [np.empty_like(source) for _ in range(2)]

@@ -198,9 +198,9 @@ def test_one_reduce_uses_all_connections() -> None:
     case = Case(frame_bytes=64 * 1024)
     run(mesh, case, random_inputs(np.random.default_rng(2), case, 2_000_000, 2))
     for rank, engine in enumerate(mesh.engines):
-        sent, received = engine.link_stats(peer_id(1 - rank))
-        assert len(sent) == len(received) == 4
-        assert min(sent) > case.frame_bytes and min(received) > case.frame_bytes, (sent, received)
+        state = engine.link_state(peer_id(1 - rank))
+        assert len(state.tx_bytes) == len(state.rx_bytes) == 4
+        assert min(state.tx_bytes) > case.frame_bytes and min(state.rx_bytes) > case.frame_bytes, state
     mesh.close()
 
 
@@ -220,8 +220,8 @@ def test_within_a_host_some_connections_stand_by(senders: int) -> None:
     for rank, engine in enumerate(mesh.engines):
         (event,) = wait_events(engine, 1)
         assert isinstance(event, MessageReceived) and event.body.read() == b"in turn"
-        sent, received = engine.link_stats(peer_id(1 - rank))
-        for carried in (sent, received):
+        state = engine.link_state(peer_id(1 - rank))
+        for carried in (state.tx_bytes, state.rx_bytes):
             assert min(carried[:senders]) > case.frame_bytes, carried
             assert not any(count % 40 for count in carried[senders:]), carried
             assert max(carried[senders:]) < case.frame_bytes, carried
@@ -236,7 +236,7 @@ def test_connections_of_a_link_stand_by_from_one_attempt_to_the_next() -> None:
         mesh.engines[0].set_senders(peer_id(1), senders)
         assert mesh.engines[0].link_state(peer_id(1)).senders == senders
         run(mesh, case, random_inputs(np.random.default_rng(2), case, 500_000, 2))
-        now = np.array(mesh.engines[0].link_stats(peer_id(1))[0])
+        now = np.array(mesh.engines[0].link_state(peer_id(1)).tx_bytes)
         sent, carried = now - carried, now
         assert (sent[:senders] > case.frame_bytes).all() and (sent[senders:] < case.frame_bytes).all(), (senders, sent)
     with pytest.raises(EngineError) as refused:
@@ -270,7 +270,7 @@ def test_a_blocked_connection_holds_up_only_its_own_frame() -> None:
     total = 0
     while total < mine.nbytes // 2 - 32 * case.frame_bytes:
         total += len(open_end.recv(1 << 20))
-    blocked, taken = peer.engine.link_stats(peer_id(1))[0]
+    blocked, taken = peer.engine.link_state(peer_id(1)).tx_bytes
     assert blocked < taken
     peer.close()
 
@@ -389,7 +389,7 @@ def test_frames_of_an_attempt_to_come_wait_for_it() -> None:
     inputs = random_inputs(rng, case, 50_000, 2)
     targets = [np.zeros_like(x) for x in inputs]
     mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], targets[0]))
-    until(lambda: sum(mesh.engines[1].link_stats(peer_id(0))[1]) >= 2 * 40)
+    until(lambda: sum(mesh.engines[1].link_state(peer_id(0)).rx_bytes) >= 2 * 40)
     mesh.engines[1].start_reduce(make_plan(case, 1, 1, 2, inputs[1], targets[1]))
     assert all(wait_done(engine).status == 0 for engine in mesh.engines)
     check_result(case, inputs, targets[1])
@@ -402,7 +402,7 @@ def test_frames_of_an_attempt_that_never_starts_are_dropped_when_it_is_ended() -
     inputs = random_inputs(rng, case, 50_000, 2)
     output = np.empty_like(inputs[0])
     mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], output))
-    until(lambda: sum(mesh.engines[1].link_stats(peer_id(0))[1]) >= 2 * 40)
+    until(lambda: sum(mesh.engines[1].link_state(peer_id(0)).rx_bytes) >= 2 * 40)
     mesh.engines[1].end_reduce(1, commit=False)
     mesh.engines[0].end_reduce(1, commit=False)
     mesh.last_id = 1
@@ -469,7 +469,7 @@ def test_hostile_bytes_close_the_link_and_write_nothing_out_of_place(peer: HandM
     peer.engine.end_reduce(1, commit=False)
     assert guarded.tobytes() == before
     with pytest.raises(EngineError, match="zp_link_get_stats"):
-        peer.engine.link_stats(peer_id(1))
+        peer.engine.link_state(peer_id(1))
 
 
 def test_a_result_before_its_share_is_a_violation() -> None:
@@ -679,9 +679,9 @@ def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
     (event,) = wait_events(b, 1)
     assert isinstance(event, MessageReceived) and (event.peer, event.channel_id) == (peer_id(0), 3)
     assert event.body.read() == b"early"
-    before = sum(b.link_stats(peer_id(0))[1])
+    before = sum(b.link_state(peer_id(0)).rx_bytes)
     send(a, peer_id(1), 3, b"unread")
-    until(lambda: sum(b.link_stats(peer_id(0))[1]) == before + 40 + len(b"unread"))
+    until(lambda: sum(b.link_state(peer_id(0)).rx_bytes) == before + 40 + len(b"unread"))
     b.close_channel(3)
     assert b.poll() == []
     b.open_channel(4)
@@ -707,7 +707,7 @@ def test_message_queues_are_bounded_and_push_back() -> None:
         nonlocal sent
         while a.post_message(peer_id(1), 1, b"", bytes([sent]) * 100_000, queue_bytes_max):
             sent += 1
-        return sum(b.link_stats(peer_id(0))[1]) >= 300_000
+        return sum(b.link_state(peer_id(0)).rx_bytes) >= 300_000
 
     until(is_full)
     assert 3 <= sent < 50
@@ -759,7 +759,8 @@ def test_free_channels_are_outside_the_order() -> None:
     b.open_channel(FREE_CHANNEL + 1)
     send(a, peer_id(1), 3, b"waits")
     send(a, peer_id(1), FREE_CHANNEL, b"dropped")
-    until(lambda: sum(b.link_stats(peer_id(0))[1]) == 2 * 40 + len(b"dropped"))  # And the announcement of channel 3.
+    # With the announcement of channel 3.
+    until(lambda: sum(b.link_state(peer_id(0)).rx_bytes) == 2 * 40 + len(b"dropped"))
     b.open_channel(FREE_CHANNEL)
     b.open_channel(3)
     (event,) = wait_events(b, 1)

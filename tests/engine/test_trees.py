@@ -265,7 +265,7 @@ class Breakable:
 
     def received(self, rank: int) -> int:
         others = (other for other in range(self.SIZE) if other != rank)
-        return sum(sum(self.mesh.engines[rank].link_stats(peer_id(other))[1]) for other in others)
+        return sum(sum(self.mesh.engines[rank].link_state(peer_id(other)).rx_bytes) for other in others)
 
     def done(self, rank: int) -> ReduceDone:
         """The end of the one running attempt; connections may be lost before it."""
@@ -382,7 +382,7 @@ def test_an_inner_rank_step_by_step(three: Three, steps: int) -> None:
     for rank in (1, 2):  # Late frames are dropped.
         three.ends[rank].sendall(frame(REDUCE_SCATTER, 0, 9).encode() + frame(ALL_GATHER, 0, 9).encode())
         sent = 2 * len(frame(ALL_GATHER, 0, 9).encode())
-        until(lambda rank=rank, sent=sent: sum(three.engine.link_stats(peer_id(rank))[1]) >= sent)  # type: ignore[misc]
+        until(lambda rank=rank, sent=sent: sum(three.engine.link_state(peer_id(rank)).rx_bytes) >= sent)  # type: ignore[misc]
     assert buffer.tobytes() == before
 
 

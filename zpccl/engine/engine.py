@@ -524,15 +524,6 @@ class Engine:
             rc = lib.zp_link_close(engine[0], _peer(peer))
         return rc != -errno.ENOTCONN and check_rc(rc, "zp_link_close") == 0
 
-    def link_stats(self, peer: bytes) -> tuple[list[int], list[int]]:
-        """Bytes sent and bytes received by each connection of the link to `peer`, headers included.
-
-        Raises:
-            EngineError: ENOTCONN, there is no link.
-        """
-        stats = self.link_state(peer)
-        return stats.tx_bytes, stats.rx_bytes
-
     def link_state(self, peer: bytes) -> LinkStats:
         """State and counters of the link to `peer`.
 
