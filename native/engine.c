@@ -164,21 +164,13 @@ static void links_discard(zp_engine *engine)
 	pthread_mutex_unlock(&engine->mutex);
 }
 
-static void event_discard(zp__event *event)
-{
-	zp__list_remove(&event->node);
-	if (event->event.kind == ZP_EVENT_LINK_LOST)
-		zp__link_release(ZP__ELEMENT(event, zp__link, event));
-	else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-		zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
-}
-
 static void engine_free(zp_engine *engine)
 {
 	while (!zp__list_empty(&engine->channels))
 		zp_channel_close(engine, ZP__ELEMENT(engine->channels.next, zp__channel, node)->id);
-	while (!zp__list_empty(&engine->queue.events))
-		event_discard(ZP__ELEMENT(engine->queue.events.next, zp__event, node));
+	zp_event event;
+	while (zp_engine_poll(engine, &event)) /* Events may hold references to links. */
+		;
 	while (!zp__list_empty(&engine->messages)) /* Messages that were polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
 	zp__buffers_discard(engine);
