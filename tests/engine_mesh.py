@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import math
@@ -403,6 +404,26 @@ def receive_frame(end: socket.socket) -> Frame:
     assert wire_checksum(body) == body_checksum
     frame = Frame(kind, id_, chunk, offset, body, lane=lane)
     return receive_frame(end) if kind in (OPENED, STARTED) else frame
+
+
+def check_hostile_frames(
+    engine: Engine, case: Case, count: int, size: int, sender: int, end: socket.socket, frames: Sequence[Frame]
+) -> None:
+    """S2, S4: rank 0 of `size` gets frames at `end` from rank `sender`, which break a rule.
+
+    The attempt ends and names the sender, whose link is lost. Its abort restores the buffer, of `count` elements, and
+    nothing outside the buffer is written.
+    """
+    guarded = np.full(3 * count, 7, np.float32)
+    buffer = guarded[count : 2 * count]
+    buffer[:] = np.arange(count)
+    before = guarded.tobytes()
+    engine.start_reduce(make_plan(case, 1, 0, size, buffer, buffer))
+    end.sendall(b"".join(frame.encode() for frame in frames))
+    done, lost = wait_failure(engine)
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(sender), peer_id(sender))
+    engine.end_reduce(1, commit=False)
+    assert guarded.tobytes() == before
 
 
 class Three:

@@ -1,13 +1,11 @@
-"""The direct exchange of the C engine: order of rank, window, roundings, hostile and lost peers.
+"""The direct exchange of the C engine: window, roundings, hostile and lost peers.
 
-test_engine.py tests what it has in common with the ring.
+test_engine.py tests what it has in common with other algorithms.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from engine_mesh import (
     Frame,
     Mesh,
     Three,
+    check_hostile_frames,
     check_result,
     make_plan,
     peer_id,
@@ -34,7 +33,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from zpccl.engine.engine import EngineError, LinkLost, ReduceDone
+from zpccl.engine.engine import EngineError, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp
 
 WINDOW_BYTES = 24 << 20
@@ -47,25 +46,6 @@ def mesh(meshes: dict[int, Mesh]) -> Mesh:
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_shares_are_combined_in_order_of_rank(mesh: Mesh, in_place: bool) -> None:
-    """Whoever owns a chunk, and in whatever order its shares arrive: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
-    case = Case(in_place=in_place, frame_bytes=1024, algorithm=Algorithm.DIRECT)
-    rng = np.random.default_rng(1)
-    inputs = [(rng.standard_normal(50_021) * 10.0 ** rng.integers(-3, 4, 50_021)).astype(np.float32) for _ in range(5)]
-    expected = inputs[0]
-    for x in inputs[1:]:
-        expected = expected + x
-    assert run(mesh, case, inputs)[0].tobytes() == expected.tobytes()
-
-
-def test_bfloat16_is_rounded_once(meshes: dict[int, Mesh]) -> None:
-    """If it were rounded after each share, 256 + 1 would be 256 again."""
-    inputs = [to_bfloat16(np.full(100, 256 if rank == 0 else 1, np.float32)) for rank in range(8)]
-    case = Case(DataType.BFLOAT16, algorithm=Algorithm.DIRECT)
-    assert (to_float64(run(meshes[8], case, inputs)[0], DataType.BFLOAT16) == 264).all()
 
 
 @hypothesis_settings(max_examples=60)
@@ -156,12 +136,6 @@ def test_two_roundings_whatever_the_number_of_peers(size: int) -> None:
 # --- Hostile peers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def three() -> Iterator[Three]:
-    with closing(Three()) as made:
-        yield made
-
-
 COUNT = 3 * 1024
 """Number of elements: a chunk of 4 KiB, in one frame."""
 CASE = Case(in_place=True, frame_bytes=4096, algorithm=Algorithm.DIRECT)
@@ -181,20 +155,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
-    """S2, S4: the event names the sender, and nothing outside the buffer is written."""
-    guarded = np.full(3 * COUNT, 7, np.float32)
-    buffer = guarded[COUNT : 2 * COUNT]
-    buffer[:] = np.arange(COUNT)
-    before = guarded.tobytes()
-    three.engine.start_reduce(make_plan(CASE, 1, 0, 3, buffer, buffer))
-    three.ends[1].sendall(b"".join(frame.encode() for frame in HOSTILE[name]))
-    events = wait_events(three.engine, 2)
-    assert {(event.status, event.fault) for event in events if isinstance(event, ReduceDone)} == {
-        (-errno.EPROTO, peer_id(1))
-    }
-    assert {event.peer for event in events if isinstance(event, LinkLost)} == {peer_id(1)}
-    three.engine.end_reduce(1, commit=False)
-    assert guarded.tobytes() == before
+    check_hostile_frames(three.engine, CASE, COUNT, 3, 1, three.ends[1], HOSTILE[name])
 
 
 def test_a_share_beyond_the_window_is_a_violation(three: Three) -> None:

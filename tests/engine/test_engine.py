@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +27,7 @@ from engine_mesh import (
     Frame,
     HandMadePeer,
     Mesh,
+    Three,
     check_result,
     make_plan,
     peer_id,
@@ -62,12 +61,6 @@ from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDat
 WORLD_SIZES = (2, 3, 5, 8)
 ALGORITHMS = (Algorithm.RING, Algorithm.DIRECT)
 QUANTISED = (QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE)
-
-
-@pytest.fixture
-def peer() -> Iterator[HandMadePeer]:
-    with closing(HandMadePeer()) as made:
-        yield made
 
 
 # --- Results (S1: equal bit for bit, and right) -----------------------------------------------------------------------
@@ -166,6 +159,29 @@ def test_any_shape(
     case = replace(case, quantized=quantised) if quantised is not None else case
     inputs = random_inputs(np.random.default_rng(count), case, count, size)
     check_result(case, inputs, run(meshes[size], case, inputs)[0])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("algorithm", "count"), [(Algorithm.DIRECT, 50_021), (Algorithm.ONE_SHOT, 2000)])
+def test_exchanges_combine_in_order_of_rank(
+    meshes: dict[int, Mesh], algorithm: Algorithm, count: int, in_place: bool
+) -> None:
+    """In whatever order the shares arrive: the sum is ((x0 + x1) + x2) + ..., bit for bit."""
+    rng = np.random.default_rng(1)
+    inputs = [(rng.standard_normal(count) * 10.0 ** rng.integers(-3, 4, count)).astype(np.float32) for _ in range(5)]
+    expected = inputs[0]
+    for x in inputs[1:]:
+        expected = expected + x
+    case = Case(in_place=in_place, frame_bytes=1024, algorithm=algorithm)
+    assert run(meshes[5], case, inputs)[0].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.DIRECT, Algorithm.ONE_SHOT])
+def test_exchanges_round_bfloat16_once(meshes: dict[int, Mesh], algorithm: Algorithm) -> None:
+    """If it were rounded after each share, 256 + 1 would be 256 again."""
+    inputs = [to_bfloat16(np.full(100, 256 if rank == 0 else 1, np.float32)) for rank in range(8)]
+    result = run(meshes[8], Case(DataType.BFLOAT16, algorithm=algorithm), inputs)[0]
+    assert (to_float64(result, DataType.BFLOAT16) == 264).all()
 
 
 def test_many_attempts_at_a_time(meshes: dict[int, Mesh]) -> None:
@@ -472,32 +488,18 @@ def test_hostile_bytes_close_the_link_and_write_nothing_out_of_place(peer: HandM
         peer.engine.link_state(peer_id(1))
 
 
-def test_a_result_before_its_share_is_a_violation() -> None:
-    """In a ring of three, rank 0 must have forwarded chunk 2 before its result can arrive."""
-    peer = HandMadePeer()
-    third, far = socket_pair()
-    peer.engine.open_link(peer_id(2), [third.detach()])
+@pytest.mark.parametrize(
+    ("sender", "kind"),
+    [(2, ALL_GATHER), (1, REDUCE_SCATTER)],
+    ids=["a result before its share", "from the wrong side"],
+)
+def test_frames_that_no_ring_of_three_sends_are_a_violation(three: Three, sender: int, kind: int) -> None:
+    """Rank 0 must have forwarded chunk 2 before its result can arrive. Frames come from the previous peer only."""
     data, output = np.ones((2, 300), np.float32)
-    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
-    far.sendall(Frame(ALL_GATHER, 1, 2, 0, bytes(400)).encode())
-    done, lost = wait_failure(peer.engine)
-    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(2), peer_id(2))
-    peer.close()
-    far.close()
-
-
-def test_frames_from_the_wrong_side_are_a_violation() -> None:
-    """In a ring of three, frames come from the previous peer only."""
-    peer = HandMadePeer()
-    third, far = socket_pair()
-    peer.engine.open_link(peer_id(2), [third.detach()])
-    data, output = np.ones((2, 300), np.float32)
-    peer.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
-    peer.send(Frame(REDUCE_SCATTER, 1, 2, 0, bytes(400)))
-    done, lost = wait_failure(peer.engine)
-    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
-    peer.close()
-    far.close()
+    three.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
+    three.ends[sender].sendall(Frame(kind, 1, 2, 0, bytes(400)).encode())
+    done, lost = wait_failure(three.engine)
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(sender), peer_id(sender))
 
 
 def test_the_last_lost_connection_loses_the_link() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,12 +41,6 @@ OWNERS: dict[CollectiveKind, Sequence[int]] = {
 
 
 WAYS = pytest.mark.parametrize("over_trees", (False, True), ids=("ring", "trees"))
-
-
-@pytest.fixture
-def peer() -> Iterator[HandMadePeer]:
-    with closing(HandMadePeer()) as made:
-        yield made
 
 
 def part_of(count: int, size: int, part: int) -> slice:

@@ -24,6 +24,7 @@ from engine_mesh import (
     Frame,
     Mesh,
     Three,
+    check_hostile_frames,
     check_result,
     make_plan,
     peer_id,
@@ -49,12 +50,6 @@ DIRECT = Algorithm.DIRECT
 WORLD_SIZES = (2, 3, 5, 8)
 WINDOW_BYTES = 24 << 20
 """The engine's buffers for one attempt (ZP__TREES_WINDOW_BYTES)."""
-
-
-@pytest.fixture
-def three() -> Iterator[Three]:
-    with closing(Three()) as made:
-        yield made
 
 
 def needs_stars(case: Case) -> bool:
@@ -450,23 +445,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_frames_close_their_link_and_the_buffer_is_restored(three: Three, name: str) -> None:
-    """S2, S4: the event names the sender, and nothing outside the buffer is written."""
     rank, frames = HOSTILE[name]
-    count = count_of(LANES)
-    guarded = np.full(3 * count, 7, np.float32)
-    buffer = guarded[count : 2 * count]
-    buffer[:] = np.arange(count)
-    before = guarded.tobytes()
     case = Case(in_place=True, frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=LANES)
-    three.engine.start_reduce(make_plan(case, 1, 0, 3, buffer, buffer))
-    three.ends[rank].sendall(b"".join(frame.encode() for frame in frames))
-    events = wait_events(three.engine, 2)
-    assert {(event.status, event.fault) for event in events if isinstance(event, ReduceDone)} == {
-        (-errno.EPROTO, peer_id(rank))
-    }
-    assert {event.peer for event in events if isinstance(event, LinkLost)} == {peer_id(rank)}
-    three.engine.end_reduce(1, commit=False)
-    assert guarded.tobytes() == before
+    check_hostile_frames(three.engine, case, count_of(LANES), 3, rank, three.ends[rank], frames)
 
 
 @pytest.mark.parametrize("tree", [INNER, STAR])
