@@ -7,17 +7,10 @@ import pytest
 from zpccl.errors import PCCLError
 from zpccl.protocol.peer import State
 
-from .world import OTHER_VERSION, Call, World
+from .world import OTHER_VERSION, Call, World, two_masters
 
 FIRST, SECOND_ONE = "10.0.0.1:48148", "10.0.0.2:48148"
 BOTH = (FIRST, SECOND_ONE)
-
-
-def two_masters() -> World:
-    world = World()
-    for address, salt in zip(BOTH, (77, 1000), strict=True):
-        world.start_master(address, salt)
-    return world
 
 
 def check_refused(call: Call, *lists: tuple[str, ...]) -> None:
@@ -31,7 +24,7 @@ def check_refused(call: Call, *lists: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("other", [(FIRST,), (SECOND_ONE, FIRST)])
 def test_hole7a_another_list_is_refused(other: tuple[str, ...]) -> None:
     """S3: a peer that has another list of masters is refused when it registers. The error names both lists."""
-    world = two_masters()
+    world = two_masters(addresses=BOTH)
     peers = world.begin_run("pq", BOTH)
     run_id = peers[0].machine.run_id
     stranger = world.peer("r", other)
@@ -49,7 +42,7 @@ def test_hole7a_another_list_is_refused(other: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("pause", [0.0, 3.0, 10.0])
 def test_hole7f_another_order_begins_no_second_run(pause: float) -> None:
     """S3: lists name the same masters in another order: no second run begins, and the refused peer gets the reason."""
-    world = two_masters()
+    world = two_masters(addresses=BOTH)
     world.run(1)
     one = world.peer("p", BOTH)
     other = world.peer("q", BOTH[::-1])

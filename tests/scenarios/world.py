@@ -621,10 +621,10 @@ def results_of(calls: Iterable[Call]) -> list[Any]:
     return [call.result for call in calls]
 
 
-def two_masters(salts: tuple[int, int] = (77, 1000)) -> World:
+def two_masters(salts: tuple[int, int] = (77, 1000), addresses: tuple[str, str] = TWO) -> World:
     """A world in which both masters run, before any peers."""
     world = World()
-    for address, salt in zip(TWO, salts, strict=True):
+    for address, salt in zip(addresses, salts, strict=True):
         world.start_master(address, salt)
     return world
 
