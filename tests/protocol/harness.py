@@ -384,6 +384,25 @@ class MasterBench:
         }
 
 
+def bench_of(*names: str, copies: int = 1) -> MasterBench:
+    """A master with these members, all linked."""
+    bench = MasterBench(copies=copies)
+    bench.members(*names)
+    return bench
+
+
+def unlink(bench: MasterBench, *pairs: str) -> None:
+    """These links are down, all others are up; their ends report so."""
+    names = bench.names()
+    for name in names:
+        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
+
+
+def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, value: int = 2) -> Decision:
+    """The decision that a call has succeeded; its value is the number of peers, or the revision of a sync."""
+    return Decision(call_id, 0, value, attempt_id=attempt_id)
+
+
 OPTIONS = PeerOptions(peer_id=pid("a"), token=token("a"), name="a", addresses=("a:1",), masters=("m:48148",))
 HELLO = Hello(pid("a"), token("a"), False, 0, "a", ("a:1",), 1)
 HELLO_AGAIN = Hello(pid("a"), token("a"), True, 0, "a", ("a:1",), 2, RUN_ID)

@@ -18,20 +18,24 @@ from zpccl.protocol.operation import COLLECTIVE, Key
 from zpccl.protocol.rings import plan_edges, ring_edges
 from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
-from .harness import FIRST_ATTEMPT, RING_ONLY, MasterBench, entry, fail_by, offer, pid, pids, plan_of, spec
+from .harness import (
+    FIRST_ATTEMPT,
+    RING_ONLY,
+    MasterBench,
+    bench_of,
+    committed,
+    entry,
+    fail_by,
+    offer,
+    pid,
+    pids,
+    plan_of,
+    spec,
+    unlink,
+)
 
 ALONE = "this peer is alone in its group"
 LOST = Result.RANK_CONNECTION_LOST
-
-
-def bench_of(*names: str, copies: int = 1) -> MasterBench:
-    bench = MasterBench(copies=copies)
-    bench.members(*names)
-    return bench
-
-
-def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
-    return Decision(call_id, 0, peers, attempt_id=attempt_id)
 
 
 def aborted(call_id: int, reason: str, *blamed: str, attempt_id: int = FIRST_ATTEMPT, peers: int = 2) -> Decision:
@@ -248,13 +252,6 @@ def test_a_plan_waits_for_links() -> None:
     assert bench.say("a", Linked(pids("b"))) == [("a1", plan_of(1)), ("b1", plan_of(1))]
 
 
-def unlink(bench: MasterBench, *pairs: str) -> None:
-    """These links are down, all others are up; their ends report so."""
-    names = bench.names()
-    for name in names:
-        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
-
-
 def test_a_ring_goes_around_a_link_that_is_down() -> None:
     """L2: at once, and nobody is removed."""
     bench = bench_of("a", "b", "c", "d")
@@ -264,7 +261,7 @@ def test_a_ring_goes_around_a_link_that_is_down() -> None:
     assert bench.plans[FIRST_ATTEMPT].order == pids("acbd")
     for name in "abcd":
         bench.finish(name, 1)
-    assert bench.verdict("b", 1) == committed(1, peers=4)
+    assert bench.verdict("b", 1) == committed(1, value=4)
     assert bench.names() == "abcd"
 
 
@@ -404,7 +401,7 @@ def test_trees_take_the_place_of_a_ring(kind: str) -> None:
     assert set(map(frozenset, plan_edges(how))) == {frozenset(pids(pair)) for pair in ("ab", "ac", "ad")}
     for name in "abcd":
         bench.finish(name, 1)
-    assert bench.verdict("b", 1) == committed(1, peers=4) and bench.names() == "abcd"
+    assert bench.verdict("b", 1) == committed(1, value=4) and bench.names() == "abcd"
 
 
 def test_more_trees_than_a_plan_can_name_are_none() -> None:
@@ -779,7 +776,7 @@ def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
     bench.disconnect("c")
     assert bench.verdict("a", 1) is None
     bench.tick(limits.DISCONNECT_GRACE_NS)
-    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, peers=3)
+    assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, value=3)
 
 
 def test_the_digest_of_who_is_away_counts() -> None:

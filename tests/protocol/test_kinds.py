@@ -30,6 +30,7 @@ from .harness import (
     RING_ONLY,
     MasterBench,
     PeerBench,
+    bench_of,
     fail_by,
     pid,
     pids,
@@ -49,12 +50,6 @@ def of_kind(kind: CollectiveKind, tag: int = 0, *, is_root: bool = False, **chan
 
 BARRIER = of_kind(CollectiveKind.BARRIER)
 ROOT, OTHER = (of_kind(CollectiveKind.BROADCAST, is_root=is_root) for is_root in (True, False))
-
-
-def bench_of(*names: str, copies: int = 1) -> MasterBench:
-    bench = MasterBench(copies=copies)
-    bench.members(*names)
-    return bench
 
 
 def cut(bench: MasterBench, one: str, other: str) -> None:

@@ -19,7 +19,6 @@ from zpccl.protocol.messages import (
     Linked,
     Member,
     Members,
-    Neighbour,
     Neighbours,
     NeighboursChanged,
     Plan,
@@ -42,6 +41,7 @@ from .harness import (
     entry,
     logs,
     member_list,
+    neighbour,
     offer,
     pid,
     pids,
@@ -58,10 +58,6 @@ SECOND = limits.SECOND
 @pytest.fixture
 def bench() -> MasterBench:
     return MasterBench()
-
-
-def neighbour(name: str, *, dial: bool) -> Neighbour:
-    return Neighbour(pid(name), name, (f"{name}:1",), dial)
 
 
 # --- Registration ---------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ from .harness import (
     RUN_ID,
     UPDATE,
     PeerBench,
+    committed,
     entry,
     fetching,
     member_list,
@@ -106,10 +107,6 @@ def start(call_id: int, attempt_id: int = FIRST_ATTEMPT, names: str = "ab") -> S
 
 def done(attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> events.ReduceDone:
     return events.ReduceDone(attempt_id, **{"digest": 7, **changes})
-
-
-def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, value: int = 2) -> Decision:
-    return Decision(call_id, 0, value, attempt_id=attempt_id)
 
 
 def aborted(call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> Decision:

@@ -9,15 +9,22 @@ from zpccl.errors import Result
 from zpccl.protocol.effects import Level
 from zpccl.protocol.messages import Decision, Dropped, Kick, Linked, Plan, StateEntry
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, fetching, is_fetching, offer, pid, pids, spec, sync_plan
+from .harness import (
+    FIRST_ATTEMPT,
+    MasterBench,
+    bench_of,
+    entry,
+    fetching,
+    is_fetching,
+    offer,
+    pid,
+    pids,
+    spec,
+    sync_plan,
+    unlink,
+)
 
 LOST = Result.RANK_CONNECTION_LOST
-
-
-def bench_of(*names: str) -> MasterBench:
-    bench = MasterBench()
-    bench.members(*names)
-    return bench
 
 
 def w(contents: str) -> StateEntry:
@@ -436,13 +443,6 @@ def plans_of(bench: MasterBench) -> dict[str, Plan]:
     """The last plan of each fetcher."""
     plans = {name: [m for m in bench.said[f"{name}1"] if is_fetching(m)] for name in bench.names()}
     return {name: of_peer[-1] for name, of_peer in plans.items() if of_peer and fetching(of_peer[-1]).fetch}
-
-
-def unlink(bench: MasterBench, *pairs: str) -> None:
-    """These links are down, all others are up; their ends report so."""
-    names = bench.names()
-    for name in names:
-        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
 
 
 def test_sources_are_holders_with_a_link() -> None:
