@@ -597,7 +597,7 @@ MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "op": ({"send": ones(10), "op": ReduceOp.SUM}, {"send": ones(10), "op": ReduceOp.MAX}),
     "quantization": ({"send": ones(10)}, {"send": ones(10), "quantization_options": QuantizationOptions()}),
     "algorithm": ({"send": ones(10), "algorithm": "ring"}, {"send": ones(10), "algorithm": "direct"}),
-    "block_elements": (
+    "block_size": (
         {"send": ones(10), "quantization_options": QuantizationOptions(block_size=64)},
         {"send": ones(10), "quantization_options": QuantizationOptions(block_size=128)},
     ),

@@ -349,7 +349,7 @@ def _spec(
         op=int(op),
         quantization=int(options.algorithm),
         quantized_datatype=int(options.quantized_datatype),
-        block_elements=int(options.block_size),
+        block_size=int(options.block_size),
         kind=int(kind),
         is_root=is_root,
         algorithm=int(algorithm),

@@ -77,7 +77,7 @@ def pids(names: Iterable[str]) -> tuple[bytes, ...]:
 
 def spec(tag: int = 0, **changes: Any) -> CollectiveSpec:
     """The spec of all_reduce of 8 floats at `tag`. It asks for a ring, as most tests of plans are about rings."""
-    plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_elements": 256}
+    plain = {"count": 8, "datatype": 10, "op": 0, "quantization": 0, "quantized_datatype": 0, "block_size": 256}
     plain["algorithm"] = Algorithm.RING
     return CollectiveSpec(tag=tag, **{**plain, **changes})
 

@@ -332,7 +332,7 @@ def offer_with(**changes: Any) -> bytes:
         begin_with(count=limits.ELEMENTS_MAX + 1),
         begin_with(datatype=256),
         begin_with(op=-1),
-        begin_with(block_elements=0),
+        begin_with(block_size=0),
         m.encode(topology_vote(0, 1, 3)),  # type: ignore[arg-type]
         offer_with(entries=()),
         offer_with(entries=OFFER.entries * (limits.STATE_ENTRIES_MAX + 1)),

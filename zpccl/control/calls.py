@@ -154,7 +154,7 @@ class PendingCall:
             op=ReduceOp(spec.op),
             quantization=QuantizationAlgorithm(spec.quantization),
             quantized_datatype=QuantizedDataType(spec.quantized_datatype),
-            block_elements=spec.block_elements,
+            block_elements=spec.block_size,
             rank=rank,
             peers=order,
             count=spec.count,

@@ -27,8 +27,8 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from zpccl.errors import Result
-from zpccl.protocol.messages import FetchEntry, StateEntry, SyncSpec
-from zpccl.types import SharedStateSyncStrategy
+from zpccl.protocol.messages import FetchEntry, StateEntry, SyncSpec, name_of
+from zpccl.types import DataType, DigestKind, SharedStateSyncStrategy
 
 PeerT = TypeVar("PeerT", bound=Hashable)
 
@@ -161,8 +161,8 @@ def free_contents(offer: SyncSpec, fetch: Iterable[FetchEntry]) -> dict[str, byt
 def describe_shape_difference(expected: Shape, found: Shape) -> str:
     """The difference between an offer's shape and the elected one, as a text."""
     if expected.digest_kind != found.digest_kind:
-        kinds = f"digest_kind {found.digest_kind} here, {expected.digest_kind} there"
-        return f"the shared state uses another digest function than that of most peers: {kinds}"
+        here, there = (name_of(DigestKind, shape.digest_kind).lower() for shape in (found, expected))
+        return f"the shared state uses another digest function than that of most peers: {here} here, {there} there"
     wanted, own = {field[0]: field for field in expected.tensors}, {field[0]: field for field in found.tensors}
     missing, extra = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
     if missing or extra:
@@ -170,11 +170,15 @@ def describe_shape_difference(expected: Shape, found: Shape) -> str:
         return "the shared state has other keys than that of most peers; " + "; ".join(texts)
     for key in sorted(wanted):
         if wanted[key] != own[key]:
-            fields = ("key", "datatype", "count", "allow_content_inequality")
-            rows = zip(fields, own[key], wanted[key], strict=True)
+            names = ("key", "datatype", "count", "allow_content_inequality")
+            rows = zip(names, _texts(*own[key]), _texts(*wanted[key]), strict=True)
             texts = [f"{n} {o} here, {w} there" for n, o, w in rows if o != w]
             return f"tensor {key!r} differs from that of most peers: {', '.join(texts)}"
     return "the shared state is equal"
+
+
+def _texts(key: str, datatype: int, count: int, allows_inequality: bool) -> tuple[str, ...]:
+    return key, name_of(DataType, datatype), str(count), str(allows_inequality)
 
 
 def _shape(offer: SyncSpec) -> Shape:

@@ -128,7 +128,7 @@ class CollectiveSpec(_Message, tag="collective", frozen=True):
     op: Annotated[int, Meta(ge=0, le=255)]
     quantization: Annotated[int, Meta(ge=0, le=255)]
     quantized_datatype: Annotated[int, Meta(ge=0, le=255)]
-    block_elements: Annotated[int, Meta(ge=1, le=2**31)]
+    block_size: Annotated[int, Meta(ge=1, le=2**31)]
     kind: Annotated[int, Meta(ge=0, le=255)] = 0
     """CollectiveKind. A barrier has no tensor; its count is 0."""
     is_root: bool = False
@@ -620,6 +620,11 @@ _encoder = msgspec.msgpack.Encoder()
 _peer_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
 _master_decoder: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder(MasterMessage)
 _PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
+
+
+def name_of(kind: type[enum.IntEnum], value: int) -> str:
+    """The name of a value that a peer sent; its number if it is unknown here."""
+    return kind(value).name if value in set(kind) else str(value)
 
 
 def cut(text: str, bytes_max: int) -> str:

@@ -945,7 +945,7 @@ class PeerMachine:
         elif exclusive is not None:
             return InvalidUsage("another thread is in a sync or topology call; only one at a time, wait for it")
         elif calls and not is_question(new[0]):
-            return PendingAsyncOps(f"{len(calls)} collectives are in flight; wait for their handles first")
+            return PendingAsyncOps(f"collectives in flight: {len(calls)}; wait for their handles first")
         if len(self.calls) - len(self._undecided()) + len(new) > self._calls_max():
             return self._too_many_calls()
         # While a list is only proposed, another one may replace it: then the master answers.

@@ -49,7 +49,7 @@ from zpccl.errors import Result
 from zpccl.protocol.commit import tells_digests
 from zpccl.protocol.counts import AbortReason
 from zpccl.protocol.membership import Outbox, Peer, Registry, names, some_names
-from zpccl.protocol.messages import CollectiveSpec, Decision, Plan, Reducing, Report, Running, Vote, cut
+from zpccl.protocol.messages import CollectiveSpec, Decision, Plan, Reducing, Report, Running, Vote, cut, name_of
 from zpccl.protocol.operation import COLLECTIVE, Attempt, Key, Kind, Operation, Operations, Verdict, key_of
 from zpccl.protocol.paths import Paths, cost_of
 from zpccl.protocol.plans import Planner, wire_bytes
@@ -584,7 +584,7 @@ _NAMES_BYTES_MAX = limits.MISMATCH_VALUE_BYTES_MAX - len(f"{limits.ELEMENTS_MAX}
 
 def _describe(name: str, value: int) -> str:
     kind = _ENUM_OF_FIELD.get(name)
-    return kind(value).name if kind is not None and value in set(kind) else str(value)
+    return name_of(kind, value) if kind is not None else str(value)
 
 
 _ENUM_OF_FIELD = {
