@@ -29,9 +29,9 @@ def test_a_host_that_has_only_itself(candidates: tuple[str, ...], master: str, l
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("ZPCCL_CONNECTIONS", "many", "ZPCCL_CONNECTIONS is 'many', not a number"),
+        ("ZPCCL_CONNECTIONS", "many", "ZPCCL_CONNECTIONS is 'many'; give a whole number"),
         ("ZPCCL_CONNECTIONS", "129", "ZPCCL_CONNECTIONS 129 is not an integer from 0 to 128"),
-        ("ZPCCL_UPLOAD_LIMIT", "many", "ZPCCL_UPLOAD_LIMIT is 'many', not a number"),
+        ("ZPCCL_UPLOAD_LIMIT", "many", "ZPCCL_UPLOAD_LIMIT is 'many'; give a whole number"),
         ("ZPCCL_UPLOAD_LIMIT", "5", "ZPCCL_UPLOAD_LIMIT 5 is not a number of bytes a second"),
         ("ZPCCL_LOCAL_SOCKETS", "many", "ZPCCL_LOCAL_SOCKETS is 'many'"),
         ("ZPCCL_ENCRYPT", "yes", "ZPCCL_ENCRYPT is 'yes'; set it to 1 or 0"),
