@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 from typing import IO, Any
 
@@ -12,12 +11,19 @@ from zpccl import limits
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds the option --version, which prints the release, and the protocol version that all of a run must share."""
-    try:
-        release = importlib.metadata.version("zpccl")
-    except importlib.metadata.PackageNotFoundError:  # It runs from a folder and is not installed.
-        release = "(not installed)"
-    text = f"zpccl {release}, protocol version {limits.PROTOCOL_VERSION}"
-    parser.add_argument("--version", action="version", version=text, help="print release and protocol version")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print release and protocol version")
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import importlib.metadata  # Only here: it takes time, and commands start without it.
+
+        try:
+            release = importlib.metadata.version("zpccl")
+        except importlib.metadata.PackageNotFoundError:  # It runs from a folder and is not installed.
+            release = "(not installed)"
+        print(f"zpccl {release}, protocol version {limits.PROTOCOL_VERSION}")
+        parser.exit()
 
 
 def discard(file: IO[Any]) -> None:
