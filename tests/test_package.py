@@ -88,6 +88,11 @@ def test_public_names_exist() -> None:
     assert len(set(zpccl.__all__)) == len(zpccl.__all__)
 
 
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'zpccl' has no attribute 'nothing'"):
+        getattr(zpccl, "nothing")  # noqa: B009
+
+
 def test_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
@@ -100,7 +105,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 def test_installed_metadata_are_those_of_setup_cfg(setup_cfg: configparser.ConfigParser) -> None:
     metadata = importlib.metadata.metadata("zpccl")
-    assert metadata["Version"] == setup_cfg["metadata"]["version"]
+    assert metadata["Version"] == setup_cfg["metadata"]["version"] == zpccl.__version__
     assert metadata["Requires-Python"] == setup_cfg["options"]["python_requires"]
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == set(setup_cfg["options.extras_require"])

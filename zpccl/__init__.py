@@ -1,5 +1,7 @@
 """Fault-tolerant collective communication for training across the public internet."""
 
+from typing import TYPE_CHECKING
+
 from zpccl import cuda
 from zpccl.communicator import AsyncReduceHandle, Communicator
 from zpccl.errors import (
@@ -54,6 +56,22 @@ from zpccl.types import (
 )
 
 log_as_environment_says()
+
+__version__: str
+
+if not TYPE_CHECKING:  # Or else mypy would accept every name.
+
+    def __getattr__(name):
+        """`__version__`: the release as installed; "0+unknown" if the folder is not installed."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib.metadata  # Only here: it takes time, and programs start without it.
+
+        try:
+            return importlib.metadata.version("zpccl")
+        except importlib.metadata.PackageNotFoundError:
+            return "0+unknown"
+
 
 __all__ = [
     "Algorithm",

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import IO, Any
 
+import zpccl
 from zpccl import limits
 
 
@@ -16,13 +17,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        import importlib.metadata  # Only here: it takes time, and commands start without it.
-
-        try:
-            release = importlib.metadata.version("zpccl")
-        except importlib.metadata.PackageNotFoundError:  # It runs from a folder and is not installed.
-            release = "(not installed)"
-        print(f"zpccl {release}, protocol version {limits.PROTOCOL_VERSION}")
+        print(f"zpccl {zpccl.__version__}, protocol version {limits.PROTOCOL_VERSION}")
         parser.exit()
 
 
