@@ -236,6 +236,21 @@ def test_the_upload_limit_is_kept() -> None:
     assert 100 <= len(bench.blocks()) <= 103
 
 
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_fetchers_share_the_upload_limit(count: int) -> None:
+    """Waiting for the limit costs nobody its turn."""
+    bench = Bench(bucket=TokenBucket(10 * MIB))
+    fetchers = [bytes([number]) * 16 for number in range(count)]
+    for fetcher in fetchers:
+        bench.server.on_request(fetcher, places(range(1000)))
+    now = 0
+    while now < 10 * SECOND:
+        now = bench.server.pump(now) or now
+        bench.work()
+    shares = [sum(peer == fetcher for peer, _ in bench.blocks()) for fetcher in fetchers]
+    assert max(shares) - min(shares) <= 1, shares
+
+
 def test_what_was_not_sent_is_not_charged() -> None:
     """The server tries a full link again and again; the limit counts only bytes that leave."""
     bench = Bench(bucket=TokenBucket(10 * MIB))

@@ -205,14 +205,16 @@ class Server:
         return None
 
     def _next(self) -> _Fetcher | None:
+        """The first fetcher that can be served. Its turn is over when its job starts."""
         for _ in range(len(self._turns)):
             fetcher = self._turns[0]
-            self._turns.rotate(-1)
             if not fetcher.is_blocked and (fetcher.parcels or fetcher.queue):
                 return fetcher
+            self._turns.rotate(-1)
         return None
 
     def _start(self, fetcher: _Fetcher, now_ns: int) -> None:
+        self._turns.rotate(-1)
         parcels, places = tuple(fetcher.parcels), []
         fetcher.parcels.clear()
         if not parcels:
