@@ -33,6 +33,7 @@ from zpccl.errors import InvalidArgument, InvalidUsage
         ("[::1]:48148", "::1", 48148),
         ("a-b.example:65535", "a-b.example", 65535),
         ("h:0", "h", 0),
+        *((f"[fe80::1%{interface}]:5", f"fe80::1%{interface}", 5) for interface in ("eth0", "br-lan", "eth0.100")),
     ],
 )
 def test_addresses_are_read_and_written(text: str, host: str, port: int) -> None:

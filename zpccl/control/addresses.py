@@ -23,7 +23,7 @@ _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, e
 """Errors of bind() that any other port would also give."""
 _SO_PASSRIGHTS = 83
 """From <asm-generic/socket.h>, Linux 6.16; the socket module has no name for it."""
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%[\w.@-]+)?)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})\Z", re.ASCII)
 
 
 def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:
