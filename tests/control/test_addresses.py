@@ -78,6 +78,12 @@ def test_bad_listen_options(text: str) -> None:
         parse_listen(text)
 
 
+@pytest.mark.parametrize("text", ["::1", "fe80::1:48149", "2001:db8::5:48149-48156"])
+def test_listen_options_without_brackets(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"without brackets; write \"\[ipv6\]:port"):
+        parse_listen(text)
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "192.0.2.1", "example.org", "*"]))

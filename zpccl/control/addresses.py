@@ -113,6 +113,8 @@ def parse_listen(text: str | None) -> tuple[str, range]:
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", ports)
     if match is None or int(match[2] or match[1]) > 65535 or int(match[2] or match[1]) < int(match[1]):
         raise InvalidArgument(f'listen {text!r} is not of the form "host:port" or "host:first-last"')
+    if ":" in host and not host.startswith("["):
+        raise InvalidArgument(f'listen {text!r} has an IPv6 address without brackets; write "[ipv6]:port" or "[ipv6]"')
     return host.strip("[]"), range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
