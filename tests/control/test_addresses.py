@@ -109,6 +109,15 @@ def test_the_first_free_port_is_taken() -> None:
             listen_on_first_free("127.0.0.1", range(port, port + 1))
 
 
+def test_a_port_is_not_free_if_another_program_has_it_for_ipv6() -> None:
+    """Not even if IPv4 is free: peers could then not reach this one by IPv6."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        port = other.getsockname()[1]
+        with listen_on_first_free("", range(port, min(port + 100, 65536))) as listener:
+            assert listener.family == socket.AF_INET6
+            assert listener.getsockname()[1] != port
+
+
 @pytest.mark.parametrize(
     ("host", "reason"),
     [

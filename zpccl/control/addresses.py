@@ -143,8 +143,11 @@ def listen_on_first_free(host: str, ports: range) -> socket.socket:
 
 def _listen(host: str, port: int) -> socket.socket:
     if not host:
-        with contextlib.suppress(OSError):
+        try:
             return _bind(socket.AF_INET6, ("::", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # Of another port, both versions may be free.
+                raise
         return _bind(socket.AF_INET, ("0.0.0.0", port))
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return _bind(family, address)
