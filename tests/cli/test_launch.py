@@ -90,6 +90,20 @@ def test_one_signal_ends_all(number: signal.Signals, status: int) -> None:
     assert sorted(lines) == [f"[{i}] interrupted" for i in range(3)]
 
 
+def test_ctrl_c_when_the_master_has_just_started() -> None:
+    """L1: the command ends."""
+    text = """
+import socket, sys, zpccl.cli.main
+def interrupted():
+    raise KeyboardInterrupt
+socket.socketpair = interrupted
+sys.exit(zpccl.cli.main.main(["launch", "--", "true"]))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ZPCCL_MASTER"}
+    done = subprocess.run([sys.executable, "-c", text], timeout=HANG_SECONDS, env=environment, check=False)
+    assert done.returncode == 130
+
+
 def test_a_second_signal_kills_who_does_not_end() -> None:
     stubborn = "trap 'echo no' INT; echo ready; while true; do sleep 0.05; done"
     with launch("-n", "2", "--", "bash", "-c", stubborn) as process:

@@ -113,7 +113,8 @@ class Launcher:
         """
         master = None
         if self._master_address is None:
-            master = MasterNode("127.0.0.1:0", recovery_grace=0)
+            # As a daemon it ends with this process, also if Ctrl-C comes before its end is provided for below.
+            master = MasterNode("127.0.0.1:0", recovery_grace=0, daemon=True)
             master.run()
             self._master_address = master.address
         reader, writer = socket.socketpair()
