@@ -34,6 +34,7 @@ from zpccl.control.addresses import (
     parse_masters,
 )
 from zpccl.control.calls import PendingCall
+from zpccl.control.descriptors import check_descriptors
 from zpccl.control.encryption import ciphers_to_offer
 from zpccl.control.keys import peer_keys
 from zpccl.control.peer_loop import PeerLoop
@@ -209,7 +210,7 @@ class Communicator(Collectives):
             AuthenticationFailed: the secret or key is not that of the run, or only one side has one.
             PeerUnreachable: this peer could make no data connection to a member.
             InvalidUsage: connected already, or closed.
-            InternalError: the system has no thread to give.
+            InternalError: the system has no thread to give, or not enough descriptors.
         """
         n_attempts = checked_int(n_attempts, "n_attempts", 1)
         if prefetch is not None and not isinstance(prefetch, SharedState):
@@ -282,6 +283,7 @@ class Communicator(Collectives):
             host_size=self._host[1],
             master_timeout_ns=self._master_timeout_ns,
         )
+        check_descriptors()
         with contextlib.ExitStack() as on_failure:  # A kept exception would keep the sockets open.
             listener = on_failure.enter_context(listen_on_first_free(*self._listen))
             local_listener = None if self._local_sockets is False else listen_locally(peer_id)

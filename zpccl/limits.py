@@ -121,6 +121,8 @@ INFLOW_INTERVAL_NS = 20 * MS
 """Interval at which a master checks its connections."""
 INFLOW_INTERVAL_PER_CONNECTION_NS = 50_000
 """Added to INFLOW_INTERVAL for each connection: checking one takes 2 us."""
+FREE_DESCRIPTORS_COUNT = 32
+"""Descriptors that must be free when a peer or a master starts: each needs up to 20, without its connections."""
 HANDSHAKE_BYTES_MAX = 4 * KIB
 HEARTBEAT_BYTES_PER_SECOND_MAX = 512
 """On one connection: encrypted heartbeats of both sides at HEARTBEAT_TIMEOUT_MIN take 330."""

@@ -86,7 +86,7 @@ class MasterNode:
         Raises:
             InvalidArgument: the address is malformed or does not belong to this host.
             InvalidUsage: a port is in use, this master runs already, or prometheus-client is missing.
-            InternalError: the system has no thread to give.
+            InternalError: the system has no thread to give, or not enough descriptors.
         """
         if self._thread is not None and self._thread.is_alive():
             raise InvalidUsage("this master runs already")

@@ -41,6 +41,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.descriptors import check_descriptors
 from zpccl.control.dial_back import DialBacks
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.inflow import Duplicates, Inflow
@@ -111,6 +112,7 @@ class MasterLoop:
     Raises:
         InvalidArgument: the address is malformed or does not belong to this host.
         InvalidUsage: the port is in use.
+        InternalError: the system has not enough descriptors.
     """
 
     def __init__(
@@ -133,7 +135,8 @@ class MasterLoop:
         if straggler_timeout is not None:
             options = replace(options, straggler_timeout_ns=int(straggler_timeout * limits.SECOND))
         self.machine = start_master(secrets.token_bytes(16), options, time.monotonic_ns())
-        with contextlib.ExitStack() as on_failure:  # Descriptors may run out.
+        check_descriptors()
+        with contextlib.ExitStack() as on_failure:  # Descriptors may run out nevertheless.
             self._dial_backs = DialBacks()
             on_failure.callback(self._dial_backs.close)
             self._duplicates = Duplicates()
