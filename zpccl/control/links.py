@@ -181,9 +181,9 @@ class LinkBroker:
         advertise: an address at which others reach this peer, in addition to those of its interfaces.
         on_link: called with each link that is complete.
         on_failed: called with the neighbour's id and the reason when a link cannot be set up.
+        on_connection: called with each connection that is added to an open link.
         requires_keys: the run has a secret, so no link is set up without a key from the master.
         ciphers: the ciphers that a link may use; only PLAIN works without keys.
-        on_connection: called with each connection that is added to an open link; if None, no connection is added.
         masters: addresses of the masters; other peers mostly reach this one at the address that it uses towards them.
         local_listener: for peers of this host, at its `local_address`; the broker owns it from now on. None: peers of
             this host are dialled and accepted like others.
@@ -197,9 +197,9 @@ class LinkBroker:
         advertise: str | None,
         on_link: Callable[[NewLink], None],
         on_failed: Callable[[bytes, str], None],
+        on_connection: Callable[[NewConnection], None],
         requires_keys: bool = False,
         ciphers: Sequence[Cipher] = (Cipher.PLAIN,),
-        on_connection: Callable[[NewConnection], None] | None = None,
         local_listener: socket.socket | None = None,
         masters: Sequence[str] = (),
     ) -> None:
@@ -462,7 +462,7 @@ class LinkBroker:
     ) -> None:
         """Adds a connection to an open link. Only the side that dialled the link may dial it: it counts generations."""
         link = self._links.get(hello.sender)
-        if self._on_connection is None or link is None or link.nonce != hello.nonce or link.neighbour is not None:
+        if link is None or link.nonce != hello.nonce or link.neighbour is not None:
             raise HandshakeError("it is for a link that is not open")
         if transcript.cipher is not link.cipher:
             raise HandshakeError("the other connections of its link have another cipher")
@@ -568,7 +568,7 @@ class LinkBroker:
 
     def _redial(self, peer_id: bytes, number: int, index: int, generation: int) -> None:
         link = self._links.get(peer_id)
-        if self._on_connection is None or link is None or link.number != number or index in link.dials:
+        if link is None or link.number != number or index in link.dials:
             return
         if link.neighbour is None:
             return  # The other side dialled this link.
@@ -578,17 +578,10 @@ class LinkBroker:
         link.generations[index] = max(generation, link.generations.get(index, 0))
         if self._loop.time() - link.joined_s.get(index, 0.0) > _RETRY_MAX_S:
             link.delays_s[index] = 0.0  # Not if the last one was lost soon after it joined: then the delay stays.
-        dial = self._dial_again(link, link.neighbour, index, is_new, self._on_connection)
+        dial = self._dial_again(link, link.neighbour, index, is_new)
         link.dials[index] = self._loop.create_task(dial)
 
-    async def _dial_again(
-        self,
-        link: _OpenLink,
-        neighbour: Neighbour,
-        index: int,
-        is_new: bool,
-        on_connection: Callable[[NewConnection], None],
-    ) -> None:
+    async def _dial_again(self, link: _OpenLink, neighbour: Neighbour, index: int, is_new: bool) -> None:
         while self._links.get(neighbour.peer_id) is link:  # In Python 3.11 wait_for() may lose a cancellation.
             delay_s = link.delays_s.get(index, 0.0)
             link.delays_s[index] = min(max(2 * delay_s, _RETRY_S), _RETRY_MAX_S)
@@ -610,7 +603,7 @@ class LinkBroker:
             link.joined_s[index] = self._loop.time()
             del link.dials[index]  # Before anybody can report it lost again.
             new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
-            return on_connection(new)
+            return self._on_connection(new)
 
 
 def _make_task(
