@@ -24,7 +24,7 @@ from zpccl.control import peer_loop
 from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
 from zpccl.control.links import NewConnection
-from zpccl.control.peer_loop import PeerLoop
+from zpccl.control.peer_loop import PeerLoop, _Link
 from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
@@ -328,6 +328,10 @@ class Restoring(Engine):
         assert self.go_on.wait(WAIT_MS / 1000)
 
 
+def link_of(connections: int) -> _Link:
+    return _Link(1, 1, LinkEnds("", "", "eth0", connections, "cubic", is_local=False))
+
+
 def running(loop: PeerLoop, attempt_id: int, count: int = limits.SMALL_TENSOR_BYTES) -> PendingCall:
     """A call with a running attempt."""
     array = np.zeros(count, np.uint8)
@@ -434,7 +438,7 @@ def test_slow_paths_leave_connections_unused(
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: None)
     monkeypatch.setattr(loop, "_chooses_senders", count == 0)
     monkeypatch.setattr(loop._rates, "end", lambda attempt_id: (path,))
-    loop._link_ends[SLOW.peer_id] = LinkEnds("", "", "eth0", 16, "cubic", is_local=False)
+    loop._links[SLOW.peer_id] = link_of(16)
     engine, was = Choosing(), loop.engine
     with engine:
         loop.engine = engine
@@ -464,13 +468,12 @@ def test_a_path_that_loses_packets_gets_more_connections(
     redialled: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
     monkeypatch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
-    loop._link_ends[LOSSY.peer_id] = LinkEnds("", "", "eth0", 64, "cubic", is_local=False)
-    loop._link_ids[LOSSY.peer_id] = loop._link_numbers[LOSSY.peer_id] = 1
+    loop._links[LOSSY.peer_id] = link_of(64)
     with monkeypatch.context() as patch:
         patch.setattr(loop.engine, "link_state", lambda peer: state)
         patch.setattr(loop.engine, "set_senders", lambda peer, senders: None)
         loop._choose_senders([LOSSY])
-    del loop._link_ids[LOSSY.peer_id]
+    del loop._links[LOSSY.peer_id]
     assert redialled == list(dialled)
 
 
@@ -481,15 +484,14 @@ def test_a_connection_more_without_descriptors_is_given_up(
     ours, theirs = socket.socketpair()
     peer, redialled = LOSSY.peer_id, list[int]()
     state = LinkStats(1, 64, 128, 0, 0, 0, [], [], [0] * 128)
-    loop._link_ends[peer] = LinkEnds("", "", "eth0", 64, "cubic", is_local=False)
-    loop._link_ids[peer] = loop._link_numbers[peer] = 1
+    loop._links[peer] = link_of(64)
     with theirs, monkeypatch.context() as patch, caplog.at_level(logging.INFO):
         patch.setattr(resource, "getrlimit", lambda _: (128, 128))
         patch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
         patch.setattr(loop.engine, "link_state", lambda peer: state)
         loop._add_connection(NewConnection(peer, 1, 70, 1, ours, None, b""))
         loop._on_engine_event(ConnectionLost(peer, 1, 80, 1, -errno.ECONNRESET), NOW_NS)
-    del loop._link_ids[peer]
+    del loop._links[peer]
     assert ours.fileno() < 0
     assert redialled == [80]
     assert not caplog.records

@@ -124,7 +124,7 @@ def is_waited_for(handle: zpccl.AsyncReduceHandle) -> bool:
 def link_facts(comm: zpccl.Communicator, ask: Callable[[Engine, bytes], T]) -> list[T]:
     """Asks the engine about each link, and returns the answers."""
     loop, facts = loop_of(comm), []
-    for peer_id in list(loop._link_ids):
+    for peer_id in list(loop._links):
         with contextlib.suppress(OSError):  # The link is lost.
             facts.append(ask(loop.engine, peer_id))
     return facts

@@ -187,7 +187,7 @@ class ZpcclBench(Bench):
         """Connections per link: the maximum over all links."""
         loop = self.peer.comm._loop
         assert loop is not None
-        return max(loop.engine.link_state(peer_id).open_count for peer_id in list(loop._link_ids))
+        return max(loop.engine.link_state(peer_id).open_count for peer_id in list(loop._links))
 
     def reset(self) -> None:
         """Restores the input, if in place."""

@@ -85,6 +85,15 @@ class View:
 
 
 @dataclass(frozen=True)
+class _Link:
+    """An open link: the engine's id of it, the broker's number of it, and its ends when it was opened."""
+
+    link_id: int
+    number: int
+    ends: LinkEnds
+
+
+@dataclass(frozen=True)
 class _NewCalls:
     """Calls of a user, their numbers, and the event that announces them to the machine."""
 
@@ -154,9 +163,7 @@ class PeerLoop:
         self._woken_ns = 0  # The machine gets no Tick before: the thread has stood still.
         self._restoring: list[PendingCall] = []  # Calls whose memory is not the user's yet.
         self._restorer = Workers(1)
-        self._link_ids: dict[bytes, int] = {}
-        self._link_numbers: dict[bytes, int] = {}  # The broker's numbers of the same links.
-        self._link_ends: dict[bytes, LinkEnds] = {}  # Of the same links.
+        self._links: dict[bytes, _Link] = {}  # The open ones, by peer id.
         self._measurements: Answer[Measurements] | None = None  # One answer for all threads that wait.
         self._has_begun = self._is_closing = self._is_closed = False
         self.is_dropped = False  # Its communicator was garbage-collected.
@@ -313,7 +320,7 @@ class PeerLoop:
 
     def link_ends(self) -> dict[bytes, LinkEnds]:
         """The ends of each open link, by peer id."""
-        return self._link_ends.copy()
+        return {peer_id: link.ends for peer_id, link in self._links.copy().items()}
 
     def close(self, *, timeout_ns: int | None = None) -> None:
         """Leaves the run, and waits until the thread has ended, at most `timeout_ns`."""
@@ -558,18 +565,23 @@ class PeerLoop:
                 self._on_digest(event, now_ns)
             else:
                 self.offers.on_message(event.peer, event.body)
-        elif isinstance(event, ConnectionLost):
-            if self._link_ids.get(event.peer) == event.link_id:
-                why = os.strerror(-event.status)
-                is_one_more = event.index >= self._link_ends[event.peer].connections
-                text = f"connection {event.index} to peer {event.peer.hex()} was lost ({why}); the link has others"
-                self._lines.write(logging.DEBUG if is_one_more else logging.INFO, text, now_ns)
-                self._broker.redial(event.peer, self._link_numbers[event.peer], event.index, event.generation)
-        elif isinstance(event, LinkLost) and self._link_ids.get(event.peer) == event.link_id:
-            del self._link_ids[event.peer], self._link_ends[event.peer]
-            self._broker.lose_link(event.peer, self._link_numbers.pop(event.peer))
+        elif isinstance(event, (ConnectionLost, LinkLost)):
+            self._on_lost(event, now_ns)
+
+    def _on_lost(self, event: ConnectionLost | LinkLost, now_ns: int) -> None:
+        link, why = self._links.get(event.peer), os.strerror(-event.status)
+        if link is None or link.link_id != event.link_id:
+            return  # It was closed, or replaced, a moment ago.
+        if isinstance(event, ConnectionLost):
+            is_one_more = event.index >= link.ends.connections
+            text = f"connection {event.index} to peer {event.peer.hex()} was lost ({why}); the link has others"
+            self._lines.write(logging.DEBUG if is_one_more else logging.INFO, text, now_ns)
+            self._broker.redial(event.peer, link.number, event.index, event.generation)
+        else:
+            del self._links[event.peer]
+            self._broker.lose_link(event.peer, link.number)
             self._tell_transfers(event.peer)
-            self._handle(events.LinkFailed(event.peer, os.strerror(-event.status)), now_ns)
+            self._handle(events.LinkFailed(event.peer, why), now_ns)
 
     def _handle(self, event: events.PeerEvent, now_ns: int) -> None:
         machine = self._machine
@@ -735,8 +747,7 @@ class PeerLoop:
         try:
             ends = ends_of(sockets)
             fds = [connection.fileno() for connection in sockets]
-            self._link_ids[peer_id] = self.engine.open_link(peer_id, fds, link.cipher_keys, places_for(len(fds)))
-            self._link_numbers[peer_id] = link.number
+            link_id = self.engine.open_link(peer_id, fds, link.cipher_keys, places_for(len(fds)))
         except OSError as error:
             for connection in sockets:
                 connection.close()
@@ -744,27 +755,27 @@ class PeerLoop:
             return self._handle(events.LinkFailed(peer_id, str(error)), now_ns)
         for connection in sockets:
             connection.detach()
-        self._link_ends[peer_id] = ends
+        self._links[peer_id] = _Link(link_id, link.number, ends)
         logger.info("link to %s: %s", self._machine.neighbour_name(peer_id), ends)
         self.offers.on_link_up(peer_id)
         self._handle(events.LinkUp(peer_id), now_ns)
 
     def _add_connection(self, new: NewConnection) -> None:
         """Takes a connection from the broker: it replaces a lost one, or the link gets one more."""
-        link_id = self._link_ids.get(new.peer_id)
+        link = self._links.get(new.peer_id)
         try:
-            if link_id is None or self._link_numbers[new.peer_id] != new.number:
+            if link is None or link.number != new.number:
                 raise OSError(errno.ENOTCONN, "its link is gone")
-            is_one_more = new.index >= self._link_ends[new.peer_id].connections
+            is_one_more = new.index >= link.ends.connections
             if is_one_more and not self._may_open(1):  # No redial: it would be refused again.
                 new.connection.close()
                 return
             fd = new.connection.fileno()
-            self.engine.add_connection(new.peer_id, link_id, new.index, new.generation, fd, new.ready, new.keys)
+            self.engine.add_connection(new.peer_id, link.link_id, new.index, new.generation, fd, new.ready, new.keys)
         except OSError as error:
             new.connection.close()
             logger.debug("connection %d to peer %s is not taken: %s", new.index, new.peer_id.hex(), error)
-            if link_id is not None:  # For the side that dialled. The other one sees the connection end.
+            if link is not None:  # For the side that dialled. The other one sees the connection end.
                 self._broker.redial(new.peer_id, new.number, new.index, new.generation)
             return
         new.connection.detach()
@@ -774,30 +785,30 @@ class PeerLoop:
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
         """Sets how many connections of each link are used, from what its path has carried."""
         for path in paths:
-            ends = self._link_ends.get(path.peer_id)
-            if not self._chooses_senders or ends is None:
+            link = self._links.get(path.peer_id)
+            if not self._chooses_senders or link is None:
                 continue
+            ends = link.ends
             with contextlib.suppress(EngineError):  # The link was lost a moment ago.
-                link = self.engine.link_state(path.peer_id)
-                used, queued_us = min(link.senders, link.open_count), self._rates.queued_us.get(path.peer_id, 0)
+                state = self.engine.link_state(path.peer_id)
+                used, queued_us = min(state.senders, state.open_count), self._rates.queued_us.get(path.peer_id, 0)
                 senders = senders_for(path, queued_us, used, ends.connections, ends.congestion_control)
                 if senders != used:
                     self.engine.set_senders(path.peer_id, senders)
-                missing = [i for i in range(ends.connections, senders) if not link.generations[i]]
+                missing = [i for i in range(ends.connections, senders) if not state.generations[i]]
                 if missing and self._may_open(len(missing)):
                     for index in missing:  # Only the end that dialled the link dials.
-                        self._broker.redial(path.peer_id, self._link_numbers[path.peer_id], index, -1)
+                        self._broker.redial(path.peer_id, link.number, index, -1)
 
     def _may_open(self, count: int) -> bool:
         """Whether the links may have `count` more connections: half of the descriptors are kept for other uses."""
-        open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._link_ids)
+        open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._links)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return most == resource.RLIM_INFINITY or open_count + count <= most // 2
 
     def _close_link(self, peer_id: bytes) -> None:
         self._rates.queued_us.pop(peer_id, None)
-        if self._link_ids.pop(peer_id, None) is not None:
-            del self._link_numbers[peer_id], self._link_ends[peer_id]
+        if self._links.pop(peer_id, None) is not None:
             with contextlib.suppress(OSError):  # The link was lost a moment ago: its event is on the way.
                 self.engine.close_link(peer_id)
             self._tell_transfers(peer_id)
