@@ -53,7 +53,7 @@ class Scenario:
     title: str
     """Of the table. It may contain options: "{options.peers} peers"."""
     columns: Sequence[Column] = ()
-    """None: each row is printed as a table of its own."""
+    """Empty: each row is printed as a table of its own."""
     check: Callable[[argparse.ArgumentParser, argparse.Namespace], None] | None = None
     """Completes the options, or exits with an error message."""
 

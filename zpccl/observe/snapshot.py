@@ -93,12 +93,7 @@ def take_snapshot(machine: MasterMachine, traffic: Traffic, now_ns: int) -> Snap
         losses=Counter(counts.losses),
         takeovers=counts.takeovers,
         malformed_messages=machine.malformed_count,
-        stragglers=_stragglers(machine, now_ns),
+        stragglers=tuple(Straggler(*found) for found in machine.stragglers(now_ns)),
         measurements=machine.measurements(now_ns),
         traffic=Traffic(*(getattr(traffic, name) for name in Traffic.__slots__)),
     )
-
-
-def _stragglers(machine: MasterMachine, now_ns: int) -> tuple[Straggler, ...]:
-    find = getattr(machine, "stragglers", None)
-    return tuple(Straggler(*found) for found in find(now_ns)) if find is not None else ()
