@@ -29,7 +29,7 @@ from e2e.local import local_run
 
 import zpccl
 from zpccl.caller import wait
-from zpccl.control import inflow, master_loop, zap
+from zpccl.control import inflow, master_loop
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.control.waiter import Waiter
 from zpccl.engine import engine as engines
@@ -443,22 +443,6 @@ def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.Mo
 
 
 # --- Descriptors of others --------------------------------------------------------------------------------------------
-
-
-def test_the_descriptor_of_a_connection_that_is_gone_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: a second close may hit a new connection, and libzmq ends the process when one of its sockets is closed."""
-    close, others = os.close, list[int]()
-
-    def close_late(descriptor: int) -> None:
-        others.append(os.open(os.devnull, os.O_RDONLY))  # As a thread of libzmq may do just before.
-        close(descriptor)
-
-    with socket.socket() as gone, monkeypatch.context() as patch:
-        patch.setattr(os, "close", close_late)
-        assert zap._address_of(gone.fileno()) == ""
-    for descriptor in others:
-        os.fstat(descriptor)
-        os.close(descriptor)
 
 
 def test_a_port_that_is_held_back_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

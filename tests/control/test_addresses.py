@@ -18,6 +18,7 @@ from zpccl.control.addresses import (
     is_loopback,
     is_name,
     listen_on_first_free,
+    other_end,
     parse_address,
     parse_listen,
     reachable_at,
@@ -130,6 +131,16 @@ def test_hosts_that_are_not_ours(host: str, reason: str) -> None:
     """RFC 5737: only by mistake does a host have an address of 192.0.2.0/24."""
     with pytest.raises(InvalidArgument, match=reason):
         listen_on_first_free(host, range(48149, 48151))
+
+
+def test_the_other_end_of_a_connection() -> None:
+    """An IPv4 address has its own form, whatever the family of the socket."""
+    with (
+        listen_on_first_free("", range(1)) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as theirs,
+        listener.accept()[0] as ours,
+    ):
+        assert other_end(ours) == f"127.0.0.1:{theirs.getsockname()[1]}"
 
 
 def test_where_a_listener_is_reached() -> None:

@@ -13,6 +13,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from zpccl import limits
+from zpccl.control.inflow import Duplicates
 from zpccl.control.keys import MasterKeys, PeerKeys, master_keys, new_secret, peer_keys, public_text
 from zpccl.control.zap import ENDPOINT, HandshakeWatch, ZapHandler, identity_of, secure
 from zpccl.observe.logs import RefusalLog
@@ -180,7 +181,8 @@ def test_the_log_of_refusals_is_bounded_and_says_how_many_more(caplog: pytest.Lo
 
 
 def test_the_watch_names_who_failed_and_forgets_who_went(caplog: pytest.LogCaptureFixture) -> None:
-    watch = HandshakeWatch(RefusalLog(logger))
+    duplicates = Duplicates()
+    watch = HandshakeWatch(RefusalLog(logger), duplicates)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as theirs:
         ours, (_, port) = listener.accept()[0], theirs.getsockname()
         with ours:
@@ -190,6 +192,7 @@ def test_the_watch_names_who_failed_and_forgets_who_went(caplog: pytest.LogCaptu
                 watch.take(zmq.EVENT_DISCONNECTED, ours.fileno(), 0)
     watch.take(zmq.EVENT_ACCEPTED, 10**6, 0)  # A descriptor that is already closed.
     watch.take(zmq.EVENT_DISCONNECTED, 10**6, 0)
+    duplicates.close()
     assert [record.getMessage() for record in caplog.records] == [
         f"refused {address}: it has no secret, or is not a peer"
         for address in (f"127.0.0.1:{port}", "an unknown address")

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
-from zpccl.control.addresses import addresses_of, format_address, is_name, parse_address
+from zpccl.control.addresses import addresses_of, format_address, is_name, parse_address, plain_host
 from zpccl.control.connection_count import round_trip_ns
 from zpccl.control.dial_back import TOKEN_HALF_BYTES
 from zpccl.control.greeting import mechanism_of
@@ -149,7 +149,7 @@ class MasterProbe:
         if what == "connected":
             found.is_connected = True
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(event["value"])) as connection:
-                found.local_host = connection.getsockname()[0].removeprefix("::ffff:")
+                found.local_host = plain_host(connection.getsockname()[0])
                 found.round_trip_ns, found.mtu = round_trip_ns(connection), mtu_of(connection)
         elif what == "admitted":
             found.asked_ns = time.time_ns()

@@ -52,6 +52,21 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def plain_host(host: str) -> str:
+    """The address of an end of a connection, as people write it: a socket of IPv6 adds a prefix to an IPv4 address."""
+    return host.removeprefix("::ffff:")
+
+
+def other_end(connection: socket.socket) -> str:
+    """The address of the other end of a connection, "host:port".
+
+    Raises:
+        OSError: it is not connected any more.
+    """
+    host, port = connection.getpeername()[:2]
+    return format_address(plain_host(host), port)
+
+
 def parse_masters(text: str) -> tuple[str, ...]:
     """The addresses of a list "host:port,host:port", the first one first.
 

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zpccl import limits
-from zpccl.control.addresses import format_address
+from zpccl.control.addresses import other_end
 from zpccl.control.forks import closed_in_children
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
@@ -168,9 +168,7 @@ class Inflow:
             if connection.family == socket.AF_UNIX or connection.getsockname()[1] != self._port:
                 return
             cookie = connection.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
-            host, port = connection.getpeername()[:2]
-            address = format_address(host.removeprefix("::ffff:"), port)
-            opened = _Connection(descriptor, cookie, address, now_ns, now_ns)
+            opened = _Connection(descriptor, cookie, other_end(connection), now_ns, now_ns)
             self._connections[descriptor] = opened
             self._unregistered[opened] = None
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zpccl.control.addresses import format_address, interface_addresses
+from zpccl.control.addresses import format_address, interface_addresses, plain_host
 from zpccl.control.connection_count import congestion_control
 
 
@@ -58,4 +58,4 @@ def interface_of(host: str) -> str:
 
 
 def _host_and_port(address: tuple[str, int]) -> tuple[str, int]:
-    return address[0].removeprefix("::ffff:"), address[1]
+    return plain_host(address[0]), address[1]

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, let_pass_descriptors, parse_address, reachable_at
+from zpccl.control.addresses import let_pass_descriptors, other_end, parse_address, plain_host, reachable_at
 from zpccl.control.dialling import Dialler, Results, Secrets, close_all, receive, text_of
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
@@ -339,14 +339,14 @@ class LinkBroker:
             self._loop.remove_reader(listener)
             self._loop.call_later(limits.RECONNECT_INTERVAL_NS / limits.SECOND, self._accept_again, listener)
             return
-        host = _THIS_HOST if listener.family == socket.AF_UNIX else address[0]
+        host = _THIS_HOST if listener.family == socket.AF_UNIX else plain_host(address[0])
         closed_in_children(connection).setblocking(False)
         self._begin_handshake(connection, host)
 
     async def _adopt(self, connection: socket.socket, hello: bytes) -> None:
         """Accepts a connection that both sides dialled. Waits for the end of its handshake."""
         try:
-            host = connection.getpeername()[0]
+            host = plain_host(connection.getpeername()[0])
         except OSError:  # It was reset a moment ago.
             connection.close()
             raise
@@ -644,7 +644,6 @@ def _peer_name(connection: socket.socket) -> str:
     if connection.family == socket.AF_UNIX:
         return _THIS_HOST
     try:
-        host, port = connection.getpeername()[:2]
-        return format_address(host.removeprefix("::ffff:"), port)
+        return other_end(connection)
     except OSError:
         return "an unknown address"

@@ -40,7 +40,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
-from zpccl.control.addresses import format_address, parse_address
+from zpccl.control.addresses import format_address, parse_address, plain_host
 from zpccl.control.descriptors import check_descriptors
 from zpccl.control.dial_back import DialBacks
 from zpccl.control.forks import Descriptor, closed_in_children
@@ -175,7 +175,7 @@ class MasterLoop:
         try:
             if keys is not None:
                 self._zap = ZapHandler(self._context, keys.allowed, self._refusals)
-                self._watch = HandshakeWatch(self._refusals)
+                self._watch = HandshakeWatch(self._refusals, self._duplicates)
             self._socket = self._open_socket(host, port, heartbeat_timeout_ns)
             endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
             listening_port = int(endpoint.rpartition(":")[2])
@@ -577,7 +577,6 @@ def _descriptor_of(frame: zmq.Frame) -> int | None:
 
 def _host_of(frame: zmq.Frame) -> str:
     try:
-        host = str(frame.get("Peer-Address"))
+        return plain_host(str(frame.get("Peer-Address")))
     except zmq.ZMQError:
         return ""
-    return host.removeprefix("::ffff:")

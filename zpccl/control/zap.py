@@ -9,14 +9,13 @@ master's loop.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Mapping
 
 import zmq
 
 from zpccl import limits
-from zpccl.control.addresses import format_address
+from zpccl.control.addresses import other_end, plain_host
+from zpccl.control.inflow import Duplicates
 from zpccl.control.keys import MasterKeys, public_text
 from zpccl.control.waiter import is_readable
 from zpccl.observe.logs import RefusalLog
@@ -59,7 +58,7 @@ class ZapHandler:
         key = self._key_of(request)
         if key in self.allowed:
             return [_VERSION, request_id, b"200", b"OK", key.encode(), b""]
-        address = request[3].decode(errors="replace") if len(request) > 3 else "an unknown address"
+        address = plain_host(request[3].decode(errors="replace")) if len(request) > 3 else "an unknown address"
         self._refusals.add(f"{address}: the key {key or 'that it shows'} is not allowed", now_ns)
         return [_VERSION, request_id, b"400", b"this key is not allowed", b"", b""]
 
@@ -105,15 +104,18 @@ class HandshakeWatch:
         | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     )
 
-    def __init__(self, refusals: RefusalLog) -> None:
+    def __init__(self, refusals: RefusalLog, duplicates: Duplicates) -> None:
         self._refusals = refusals
+        self._duplicates = duplicates
         self._addresses: dict[int, str] = {}  # By descriptor.
         self._reason = ""
 
     def take(self, kind: int, value: int, now_ns: int) -> None:
         """Handles one event of the monitor."""
         if kind == zmq.EVENT_ACCEPTED:
-            self._addresses[value] = _address_of(value)
+            self._addresses.pop(value, None)
+            with contextlib.suppress(OSError), self._duplicates.of(value) as connection:
+                self._addresses[value] = other_end(connection)
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._reason = _REASONS.get(value, "it does not follow the protocol of a peer")
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -129,19 +131,3 @@ _REASONS: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "its secret or its key of the master is wrong",
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it has no secret, or is not a peer",
 }
-
-
-def _address_of(descriptor: int) -> str:
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return ""
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:  # It is not a socket by now.
-        os.close(copy)
-        return ""
-    with connection, contextlib.suppress(OSError):  # Not connected any more.
-        host, port = connection.getpeername()[:2]
-        return format_address(host.removeprefix("::ffff:"), port)
-    return ""
