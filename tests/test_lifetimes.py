@@ -30,6 +30,7 @@ from e2e.local import local_run
 import zpccl
 from zpccl.caller import wait
 from zpccl.control import inflow, master_loop
+from zpccl.control.calls import Answer
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.control.waiter import Waiter
 from zpccl.engine import engine as engines
@@ -165,6 +166,33 @@ def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
             sys.settrace(before)
             signal.signal(signal.SIGUSR1, handler)
     assert ends == [True]
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_call_is_answered_wherever_its_callback_is_added(number: int) -> None:
+    """L1: a handler may wait there for the thread that answers. The callback is called once."""
+    answer, called, ends, left = Answer[int](), list[Any](), list[bool](), number
+
+    def trace(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_name != "add_done_callback":
+            return None
+        left -= what == "line"
+        if left == 0 and what == "line":
+            sys.settrace(None)
+            ends.append(returns(lambda: answer.set_result(1)))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        answer.add_done_callback(called.append)
+    finally:
+        sys.settrace(before)
+    if not ends:
+        answer.set_result(1)
+    assert all(ends)
+    assert called == [answer]
 
 
 def test_a_prefetch_may_be_interrupted() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED
 from dataclasses import dataclass, field
@@ -25,9 +25,11 @@ T = TypeVar("T")
 class Answer(Future[T]):
     """The answer to a call.
 
-    A thread that waits for it holds no lock while Python runs signal handlers. A handler may close the peer: it then
-    waits for the peer's thread, which takes the lock of a `Future` to answer.
+    A thread that waits for it, or adds a callback, holds no lock while Python runs signal handlers. A handler may close
+    the peer: it then waits for the peer's thread, which takes the lock of a `Future` to answer.
     """
+
+    _done_callbacks: list[Callable[[Future[T]], object]]  # Of `Future`, which calls all of them once it is done.
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +42,18 @@ class Answer(Future[T]):
         if self._is_due.acquire(timeout=seconds):
             self._is_due.release()  # For other waiters. If Ctrl-C comes here, they see the answer after their timeout.
         return self.done()
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """As in `Future`, but it takes no lock, for the same reason."""
+        is_called = threading.Lock()  # By this thread or by the one that answers: locked once and for all.
+
+        def call(answer: Future[T]) -> None:
+            if is_called.acquire(blocking=False):
+                fn(answer)
+
+        self._done_callbacks.append(call)
+        if self.done():
+            call(self)
 
     def done(self) -> bool:
         """True once the answer is there. Unlike `Future.done` it takes no lock: where the main thread polls, Ctrl-C
