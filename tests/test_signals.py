@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,10 @@ from zpccl import limits
 from zpccl.caller import wait
 from zpccl.control.calls import Answer
 from zpccl.control.peer_loop import PeerLoop
-from zpccl.state import offers
+from zpccl.state import offers, workers
 from zpccl.state.contents import Contents
 from zpccl.state.transfer import StateTransfer
-from zpccl.state.workers import Workers, despite_interrupts
+from zpccl.state.workers import End, Workers, despite_interrupts
 
 pytestmark = pytest.mark.e2e
 
@@ -351,3 +353,55 @@ def test_a_handler_closes_while_a_call_is_made(run: Run, monkeypatch: pytest.Mon
     comm = run.comms[0]
     with closing(comm, monkeypatch, PeerLoop, "_bounded"), pytest.raises(zpccl.PCCLError):
         comm.all_reduce(np.zeros(4))
+
+
+@contextmanager
+def closing_at(comm: zpccl.Communicator, number: int) -> Iterator[Callable[[], bool]]:
+    """A handler closes the communicator at the `number`th line that the main thread runs of offers, or of its waits.
+
+    Gives a function that returns whether the thread has run so many of them.
+    """
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        caller = frame.f_back
+        is_of_wait = caller is not None and caller.f_code is End.wait.__code__
+        if not is_of_wait and frame.f_code.co_filename not in (offers.__file__, workers.__file__):
+            return None
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before, traced = signal.signal(signal.SIGUSR1, lambda *_: comm.close()), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lambda: left <= 0
+    finally:
+        sys.settrace(traced)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["replace", "withdraw", "before_write"])
+def test_a_handler_closes_at_any_line_of_an_offer(name: str) -> None:
+    """L1: the threads of the peer and of the offer can end, whatever the main thread was about to do."""
+    array, number, has_run = np.zeros(4), 0, True
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master:
+        while has_run:
+            number += 1
+            with zpccl.Communicator(master.address) as comm:
+                offer = comm.offer_state(state_of(array), copy=False)
+                assert offer is not None
+                calls = {
+                    "replace": lambda comm=comm: comm.offer_state(state_of(array)),
+                    "withdraw": lambda comm=comm: comm.offer_state(None),
+                    "before_write": offer.before_write,
+                }
+                with closing_at(comm, number) as is_closed, suppress(zpccl.InvalidUsage):
+                    calls[name]()
+                has_run = is_closed()
+                assert not (has_run and offer.is_open)
+    assert number > 20

@@ -11,7 +11,7 @@ from zpccl.caller import checked_nanoseconds
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop
 from zpccl.errors import InvalidUsage, public
-from zpccl.state.workers import start_thread, wait_for_end
+from zpccl.state.workers import End, start_thread, wait_for_end
 
 if TYPE_CHECKING:
     from zpccl.observe.metrics import MetricsServer
@@ -67,7 +67,7 @@ class MasterNode:
         self._is_daemon = bool(daemon)
         self._loop: MasterLoop | None = None
         self._thread: threading.Thread | None = None
-        self._ended = threading.Event()  # Of the thread.
+        self._ended = End()  # Of the thread.
 
     @property
     def address(self) -> str:
@@ -104,7 +104,7 @@ class MasterNode:
             if metrics is not None:
                 metrics.close()
             raise
-        run = loop, metrics, threading.Lock(), threading.Event()
+        run = loop, metrics, threading.Lock(), End()
         self._loop, self._metrics, _, self._ended = run
         self._thread = threading.Thread(target=_run, args=run, name="zpccl-master", daemon=self._is_daemon)
         try:
@@ -161,7 +161,7 @@ def open_metrics(listen: str) -> MetricsServer:
     return MetricsServer(listen)
 
 
-def _run(loop: MasterLoop, metrics: MetricsServer | None, has_begun: threading.Lock, ended: threading.Event) -> None:
+def _run(loop: MasterLoop, metrics: MetricsServer | None, has_begun: threading.Lock, ended: End) -> None:
     """Runs a master, or ends one whose thread could not be started. Only the first call has an effect."""
     if not has_begun.acquire(blocking=False):
         return

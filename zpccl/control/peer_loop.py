@@ -70,7 +70,7 @@ from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
 from zpccl.state.offers import Offers
-from zpccl.state.workers import Workers, start_thread, wait_for_end
+from zpccl.state.workers import End, Workers, start_thread, wait_for_end
 
 logger = logging.getLogger("zpccl.peer")
 
@@ -153,7 +153,7 @@ class PeerLoop:
         self._keys = keys
         self._min_world_size = min_world_size
         self._lock = threading.RLock()  # Garbage collection may close this loop or another while it is held.
-        self._over = threading.Condition(self._lock)  # Notified once the thread has ended.
+        self._ended = End(self._lock)  # Of the thread.
         self._inbox: deque[_InboxItem] = deque()
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
@@ -172,7 +172,7 @@ class PeerLoop:
         self._rates = RateMeter(self.engine)
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._chooses_senders = connection_count == 0
-        self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"))
+        self.offers = Offers(self.engine, int.from_bytes(os.urandom(7), "big"), self._lock)
         self._context = zmq.Context()
         self._endpoints = endpoints
         self._endpoint = endpoints[0]  # The one that the socket dials.
@@ -211,7 +211,6 @@ class PeerLoop:
             self.view = View()
             self._viewed_members: tuple[Member, ...] = ()  # The members that `view` was made from.
             self._thread = threading.Thread(target=self._run, name="zpccl-peer", daemon=True)
-            self._ended = threading.Event()  # The thread has ended.
             on_failure.pop_all()
 
     def _make_socket(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -325,16 +324,7 @@ class PeerLoop:
     def close(self, *, timeout_ns: int | None = None) -> None:
         """Leaves the run, and waits until the thread has ended, at most `timeout_ns`."""
         if not self._leave():
-            wait_for_end(self._thread, self._ended, timeout_ns, self._wait)
-
-    def _wait(self, seconds: float) -> bool:
-        """Waits for the end. A signal handler may call it while its thread holds the lock: waiting releases the lock,
-        which the loop's thread needs in order to end.
-        """
-        with self._lock:
-            if not self._ended.is_set():
-                self._over.wait(seconds)
-        return self._ended.is_set()
+            wait_for_end(self._thread, self._ended, timeout_ns)
 
     def drop(self) -> None:
         """Leaves the run without waiting: garbage may be collected in a thread that the end would wait for."""
@@ -402,9 +392,7 @@ class PeerLoop:
             if self._begin():
                 self._serve()
         finally:
-            with self._lock:  # Taken first: once `_ended` is set, a holder of the lock may join this thread.
-                self._ended.set()
-                self._over.notify_all()
+            self._ended.set()
 
     def _serve(self) -> None:
         try:

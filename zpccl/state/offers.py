@@ -13,11 +13,11 @@ thread that called connect(). Each takes the messages of its channels itself. On
 the loop of the peer, which never blocks.
 
 A member serves the tensors themselves until before_write() is called for one of them; from then on it serves a copy of
-that one. Blocks are read under the lock of their tensor, so a copy is never half written. If a tensor is modified
-without before_write(), its digest no longer matches the offer, and the offer ends.
+that one; a block that was read from the tensor meanwhile is read again. If a tensor is modified without before_write(),
+its digest no longer matches the offer, and the offer ends.
 
-Locks are reentrant: a signal handler may close the communicator in a thread that holds one. Nothing waits for another
-thread under the lock of a tensor, and copies are made without it.
+There is one lock, that of the peer's loop. A signal handler may close the communicator in a thread that holds it:
+waiting for the end of the loop, or of the thread that serves, lets go of it. What workers use has no lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
 from zpccl.state.transfer import StateTransfer
-from zpccl.state.workers import start_thread, wait_for_end
+from zpccl.state.workers import End, start_thread, wait_for_end
 from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
@@ -110,18 +110,15 @@ def _close(engine: Engine, numbers: Iterable[int]) -> None:
 
 
 class CopyPool:
-    """Reuses the memory of tensor copies for the next offer. Thread-safe."""
+    """Reuses the memory of tensor copies for the next offer. Each step on it is atomic, so there is no lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._free: list[mmap.mmap] = []
+        self._free: dict[int, list[mmap.mmap]] = {}  # By size.
 
     def take(self, size: int) -> mmap.mmap:
         """Takes memory of `size` bytes: returned memory of exactly this size, or new memory."""
-        with self._lock:
-            for place, memory in enumerate(self._free):
-                if len(memory) == size:
-                    return self._free.pop(place)
+        with suppress(KeyError, IndexError):
+            return self._free[size].pop()
         memory = mmap.mmap(-1, size)
         with suppress(OSError):  # The kernel has no huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -129,23 +126,16 @@ class CopyPool:
 
     def give(self, memory: mmap.mmap) -> None:
         """Returns memory that is not used any more."""
-        with self._lock:
-            self._free.append(memory)
+        self._free.setdefault(len(memory), []).append(memory)
 
     def trim(self, sizes: Iterable[int]) -> None:
         """Unmaps memory that tensors of these sizes cannot use."""
         wanted = Counter(sizes)
-        with self._lock:
-            free, self._free = self._free, []
-            for memory in free:
-                if wanted[len(memory)]:
-                    wanted[len(memory)] -= 1
-                    self._free.append(memory)
+        self._free = {size: free[: wanted[size]] for size, free in self._free.copy().items() if wanted[size]}
 
     def clear(self) -> None:
         """Unmaps all memory that is not in use."""
-        with self._lock:
-            self._free.clear()
+        self._free.clear()
 
 
 class LentRegion(Region):
@@ -160,16 +150,16 @@ class LentRegion(Region):
         super().__init__(region.name, region.datatype, region.count)
         self._region = region
         self._pool = pool
-        self._lock = threading.RLock()
-        self._copy: mmap.mmap | None = None
+        self._copy: dict[str, mmap.mmap] = {}  # One or none.
 
     def detach(self) -> None:
         """Copies the tensor unless it has been copied; when this returns, the tensor may be written."""
-        if self._copy is None:
-            self._keep(self._copied())
+        if not self._copy:
+            memory = self._copied()
+            if self._copy.setdefault("", memory) is not memory:
+                self._pool.give(memory)  # Another thread was faster.
 
     def _copied(self) -> mmap.mmap:
-        """A copy, made without the lock: the tensor itself may be read meanwhile."""
         memory = self._pool.take(self.nbytes)
         target = np.frombuffer(memory, np.uint8)
         begin = 0
@@ -178,27 +168,19 @@ class LentRegion(Region):
             begin += len(piece)
         return memory
 
-    def _keep(self, memory: mmap.mmap) -> None:
-        with self._lock:
-            if self._copy is None:
-                self._copy = memory
-                return
-        self._pool.give(memory)  # Another thread was faster.
-
     def give_back(self) -> None:
         """Returns the memory of the copy to the pool; the region must not be read any more."""
-        with self._lock:
-            if self._copy is not None:
-                self._pool.give(self._copy)
-                self._copy = None
+        while self._copy:
+            self._pool.give(self._copy.popitem()[1])
 
     def read(self, offset: int, size: int) -> memoryview:
         """While the tensor itself is offered this returns a copy, since the user may write the tensor a moment
         later."""
-        with self._lock:
-            if self._copy is None:
-                return memoryview(bytes(self._region.read(offset, size)))
-            return memoryview(self._copy)[offset : offset + size]
+        if not self._copy:
+            block = bytes(self._region.read(offset, size))
+            if not self._copy:  # Otherwise the user may have written some of it meanwhile.
+                return memoryview(block)
+        return memoryview(self._copy[""])[offset : offset + size]
 
     def write(self, offset: int, data: Any) -> None:
         """Never called: an offer is not written."""
@@ -226,6 +208,7 @@ class Offer:
         kind: DigestKind,
         engine: Engine,
         upload: TokenBucket | None,
+        lock: threading.RLock,
     ) -> None:
         self.number = number
         self.revision = revision
@@ -238,13 +221,13 @@ class Offer:
         self._kind = kind
         self._engine = engine
         self._upload = upload
-        self._lock = threading.RLock()
+        self._lock = lock
         self._transfer: StateTransfer | None = None  # Set once the digests are computed.
         self._catalog = b""
         self._askers: dict[bytes, None] = {}  # Peers that have asked: they get the catalog, then the end.
         self._is_over = False
         self._thread = threading.Thread(target=self._serve, name="zpccl-offer", daemon=True)
-        self._ended = threading.Event()  # Of the thread.
+        self._ended = End(lock)  # Of the thread.
 
     # --- For users --------------------------------------------------------------------------------------------------
 
@@ -374,6 +357,7 @@ class Prefetch:
         deadline_ns: when it gives up, on the monotonic clock.
         engine: sends messages.
         on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
+        lock: as in `Offers`.
     """
 
     def __init__(
@@ -384,6 +368,7 @@ class Prefetch:
         deadline_ns: int,
         engine: Engine,
         on_moved: Callable[[int, int], None] | None = None,
+        lock: threading.RLock | None = None,
     ) -> None:
         self._regions = regions
         self._may_differ = frozenset(may_differ)
@@ -393,7 +378,7 @@ class Prefetch:
         self._tell_moved = on_moved
         # It guards everything below. Take it directly, not through the condition, which is written in Python: Ctrl-C
         # could leave that locked for ever, and the thread of the loop would wait for it.
-        self._lock = threading.RLock()
+        self._lock = threading.RLock() if lock is None else lock
         self._changed = threading.Condition(self._lock)
         self._peers: set[bytes] | None = None  # Peers that may offer; None: not known yet.
         self._linked: set[bytes] = set()
@@ -617,13 +602,14 @@ class Offers:
         engine: sends messages.
         is_local: whether a peer is on this host.
         last_number: the number before the first offer; random, so that offers of different processes are not confused.
+        lock: a reentrant lock, which a thread that waits for the end of the peer's loop lets go of. None: a new one.
     """
 
-    def __init__(self, engine: Engine, last_number: int) -> None:
+    def __init__(self, engine: Engine, last_number: int, lock: threading.RLock | None = None) -> None:
         self._engine = engine
         self._last_number = last_number
         engine.open_channel(CHANNEL)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock() if lock is None else lock
         self._calls = threading.RLock()  # Serialises offer() and withdraw().
         self._offer: Offer | None = None
         self._prefetch: Prefetch | None = None
@@ -653,7 +639,7 @@ class Offers:
                 for region in lent.values():
                     region.detach()
             self._last_number = (self._last_number + 1) % FREE_CHANNEL + FREE_CHANNEL
-            offer = Offer(self._last_number, revision, lent, may_differ, kind, self._engine, upload)
+            offer = Offer(self._last_number, revision, lent, may_differ, kind, self._engine, upload, self._lock)
             self._replace(offer)
             try:
                 offer.start()
@@ -682,8 +668,9 @@ class Offers:
             self._pool.clear()
 
     def _replace(self, offer: Offer | None) -> None:
-        if self._offer is not None:
-            self._offer.withdraw()  # Before it is forgotten: if a signal ends the wait, the next call goes on with it.
+        former = self._offer
+        if former is not None:
+            former.withdraw()  # Before it is forgotten: if a signal ends the wait, the next call goes on with it.
         with self._lock:
             if self._is_closed and offer is not None:
                 raise InvalidUsage("the communicator is closed")
@@ -698,7 +685,7 @@ class Offers:
         on_moved: Callable[[int, int], None] | None = None,
     ) -> Prefetch:
         """Makes a prefetch, which gets the messages of the channel from now on."""
-        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._engine, on_moved)
+        prefetch = Prefetch(regions, may_differ, kind, deadline_ns, self._engine, on_moved, self._lock)
         with self._lock:
             self._prefetch = prefetch
         return prefetch

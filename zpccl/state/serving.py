@@ -11,7 +11,6 @@ The upload limit is a token bucket, which one message may overdraw.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,8 @@ class MemoryChanged(PCCLError):
 
 
 class TokenBucket:
-    """Limits the rate of sending. Thread-safe.
+    """Limits the rate of sending. Several threads may use it. There is no lock, which a signal handler could keep held,
+    so if two threads take at the very same time, one of the charges may be lost.
 
     Args:
         bytes_per_second: the rate.
@@ -46,23 +46,18 @@ class TokenBucket:
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
-        self._lock = threading.Lock()
         self._tokens = 0.0
         self._filled_ns: int | None = None
 
     def ready_ns(self, now_ns: int) -> int:
         """The earliest time at which sending is allowed."""
-        with self._lock:
-            self._fill(now_ns)
-            return (
-                now_ns if self._tokens >= 0 else now_ns + int(-self._tokens * limits.SECOND / self.bytes_per_second) + 1
-            )
+        self._fill(now_ns)
+        return now_ns if self._tokens >= 0 else now_ns + int(-self._tokens * limits.SECOND / self.bytes_per_second) + 1
 
     def take(self, size: int, now_ns: int) -> None:
         """Charges `size` bytes; negative: refunds bytes that were not sent."""
-        with self._lock:
-            self._fill(now_ns)
-            self._tokens -= size
+        self._fill(now_ns)
+        self._tokens -= size
 
     def _fill(self, now_ns: int) -> None:
         if self._filled_ns is not None:

@@ -25,6 +25,39 @@ def worker_count(nbytes: int | None = None) -> int:
     return count if nbytes is None else max(1, min(count, nbytes // limits.STATE_WORKER_BYTES))
 
 
+class End:
+    """The end of a thread. It calls `set`; others wait.
+
+    A signal handler may wait while its own thread is in the midst of something that holds the lock, such as another
+    wait. So the lock is reentrant, and waiting lets go of it: the thread that is waited for may need it.
+
+    Args:
+        lock: the lock, if that thread needs it in order to end; it must be reentrant.
+    """
+
+    def __init__(self, lock: threading.RLock | None = None) -> None:
+        self._lock = threading.RLock() if lock is None else lock
+        self._changed = threading.Condition(self._lock)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """True once the thread has ended."""
+        return self._is_set
+
+    def set(self) -> None:
+        """The thread has ended, but for this call."""
+        with self._lock:  # Taken first: once it is set, a holder of the lock may join the thread.
+            self._is_set = True
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for at most this long. True if the thread has ended."""
+        with self._lock:
+            if not self._is_set:
+                self._changed.wait(seconds)
+        return self._is_set
+
+
 class Workers:
     """A pool of threads, started on demand, that runs jobs in order of submission. One thread owns it.
 
@@ -37,13 +70,13 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._threads: list[tuple[threading.Thread, threading.Event]] = []  # Each with its end.
+        self._threads: list[tuple[threading.Thread, End]] = []  # Each with its end.
 
     def submit(self, job: Job) -> None:
         """Queues a job, or runs it here if there are no threads."""
         self._jobs.put(job)
         if len(self._threads) < self.count:
-            ended = threading.Event()
+            ended = End()
             thread = threading.Thread(target=self._work, args=(ended,), name="zpccl-state", daemon=True)
             self._threads.append((thread, ended))
             try:
@@ -84,7 +117,7 @@ class Workers:
         if interrupt is not None:
             raise interrupt
 
-    def _work(self, ended: threading.Event) -> None:
+    def _work(self, ended: End) -> None:
         try:
             while (job := self._jobs.get()) is not None:
                 job()
@@ -105,24 +138,17 @@ def start_thread(thread: threading.Thread) -> None:
         raise InternalError(f"the thread {thread.name} cannot be started: {error}") from error
 
 
-def wait_for_end(
-    thread: threading.Thread,
-    ended: threading.Event,
-    timeout_ns: int | None = None,
-    wait: Callable[[float], bool] | None = None,
-) -> None:
+def wait_for_end(thread: threading.Thread, ended: End, timeout_ns: int | None = None) -> None:
     """Waits until a thread has ended, for `timeout_ns` at most; the thread sets `ended` at its end.
 
-    It also waits after an earlier wait was interrupted. `wait` waits for `ended` for some seconds and returns whether
-    it is set; None: `ended.wait`.
-
-    Does nothing if that thread calls it, has not been started, or belongs to the parent process.
+    It also waits after an earlier wait was interrupted. Does nothing if that thread calls it, has not been started, or
+    belongs to the parent process.
     """
     if thread is threading.current_thread() or thread not in threading.enumerate():
         return
     deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
     # In Python 3.11 a signal that interrupts join() makes later calls of it return at once.
-    while not (wait or ended.wait)(limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND):
+    while not ended.wait(limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND):
         is_late = deadline_ns is not None and time.monotonic_ns() >= deadline_ns
         if is_late or thread.ident is None:  # None: start() was interrupted before there was a thread.
             return
