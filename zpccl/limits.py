@@ -17,6 +17,8 @@ PEER_PORT_FIRST = 48149
 PEER_PORT_COUNT = 1000
 """Peers listen on the first free port of [PEER_PORT_FIRST, PEER_PORT_FIRST + PEER_PORT_COUNT)."""
 ADDRESSES_PER_PEER_MAX = 8
+NAMES_LOOKED_UP_MAX = 32
+"""Names of peers that are being looked up, each by a thread. A silent name server holds up each for a minute."""
 ADDRESS_CHARS_MAX = 270
 """Fits a host name of 253 characters, brackets, a zone and a port."""
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +19,7 @@ from e2e.strangers import is_dropped, raw, read
 
 from zpccl import limits
 from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
+from zpccl.control.links import _LookUps
 from zpccl.protocol.messages import Neighbour
 
 
@@ -219,3 +224,45 @@ def test_silent_connections_do_not_keep_a_neighbour_out(pair: tuple[Broker, Brok
         assert one.failures.empty()
         for connection in silent:
             assert is_dropped(connection)
+
+
+SILENT_NAME_SERVER = """
+import socket, sys, threading
+from brokers import Broker
+from zpccl.protocol.messages import Neighbour
+
+is_asked, look_up = threading.Event(), socket.getaddrinfo
+
+def silent(host, *arguments, **keywords):
+    if host == "silent.example" and not keywords.get("flags"):
+        is_asked.set()
+        threading.Event().wait()
+    return look_up(host, *arguments, **keywords)
+
+socket.getaddrinfo = silent
+broker = Broker("a", 1)
+broker.broker.open(Neighbour(b"b" * 16, "b", ("silent.example:9",), True, b""))
+assert is_asked.wait(60)
+broker.close()
+"""
+
+
+def test_a_program_ends_while_a_name_is_looked_up() -> None:
+    """L1: a name server that does not answer does not keep it alive."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", SILENT_NAME_SERVER]
+    subprocess.run(command, env=environment, timeout=HANG_SECONDS, check=True)
+
+
+def test_names_that_are_looked_up_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a member may give many names."""
+    monkeypatch.setattr(limits, "NAMES_LOOKED_UP_MAX", 1)
+    look_ups, is_answered = _LookUps(), threading.Event()
+    first = look_ups.submit(is_answered.wait, HANG_SECONDS)
+    with pytest.raises(OSError, match="too many names"):
+        look_ups.submit(print)
+    is_answered.set()
+    assert first.result(HANG_SECONDS)
+    until(lambda: look_ups._free._value == 1)
+    assert look_ups.submit(lambda: 7).result(HANG_SECONDS) == 7

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -39,8 +40,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from zpccl import limits
 from zpccl.control.addresses import let_pass_descriptors, other_end, parse_address, plain_host, reachable_at
@@ -74,6 +76,7 @@ _HEAD_START_S = limits.DIAL_HEAD_START_NS / limits.SECOND
 _RETRY_S = limits.LINK_RETRY_INTERVAL_NS / limits.SECOND
 _RETRY_MAX_S = limits.LINK_RETRY_INTERVAL_MAX_NS / limits.SECOND
 _THIS_HOST = "this host"
+T = TypeVar("T")
 
 
 @dataclass
@@ -223,6 +226,7 @@ class LinkBroker:
         self._questions: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(_make_task)
+        self._loop.set_default_executor(_LookUps())
         self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
         self._has_begun = threading.Lock()  # Taken by the thread, or by a failed constructor.
@@ -604,6 +608,42 @@ class LinkBroker:
             del link.dials[index]  # Before anybody can report it lost again.
             new = NewConnection(neighbour.peer_id, link.number, index, generation, one.connection, one.keys, b"")
             return self._on_connection(new)
+
+
+class _LookUps(ThreadPoolExecutor):
+    """Looks names up for asyncio, in threads that the end of the program does not wait for, as for those of the base
+    class. A name server that does not answer holds one up for a minute.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free = threading.Semaphore(limits.NAMES_LOOKED_UP_MAX)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Begins to look a name up.
+
+        Raises:
+            OSError: too many are being looked up.
+        """
+        future: Future[T] = Future()
+
+        def look_up() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+                future.set_exception(error)
+            finally:
+                self._free.release()
+
+        if not self._free.acquire(blocking=False):
+            raise OSError(errno.EAGAIN, "too many names are being looked up")
+        future.set_running_or_notify_cancel()
+        try:
+            start_thread(threading.Thread(target=look_up, name="zpccl-name", daemon=True))
+        except BaseException:
+            self._free.release()
+            raise
+        return future
 
 
 def _make_task(
