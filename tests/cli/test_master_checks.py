@@ -73,6 +73,13 @@ def test_an_address_that_the_master_does_not_see() -> None:
     assert found["data port"].level is Level.WARNING and "not tried" in found["data port"].text
 
 
+def test_an_advertised_port_on_which_nobody_listens() -> None:
+    """To open other ports in the firewall would not help."""
+    found = judged(changed(has_dialled_back=False), advertise="192.168.1.5:5000")["data port"]
+    assert found.level is Level.PROBLEM and found.text.endswith("listen on other ports, from 48149 to 48250")
+    assert found.fix.startswith("zpccl doctor --advertise 192.168.1.5 ")
+
+
 def test_an_advertised_name_of_the_address_that_the_master_sees() -> None:
     found = judged(
         changed(answer=CheckAnswer("127.0.0.1", True, 0), has_dialled_back=False), advertise="localhost:5000"

@@ -312,6 +312,11 @@ def _judge_port(found: Reached, answer: CheckAnswer, ports: range, own: tuple[st
         text = f"{advertise or own[0]} was not tried: the master dials {answer.host} only, the address that it sees"
         return Finding(name, Level.WARNING, text)
     text = f"the master cannot open a connection to {at}: this host works only with peers that it can dial"
+    if answer.host in hosts and port not in ports:
+        text += f"; peers of this host listen on other ports, from {ports.start} to {ports.stop - 1}"
+        return Finding(
+            name, Level.PROBLEM, text, f"zpccl doctor --advertise {answer.host}    # the port of the listener"
+        )
     if answer.host in hosts:
         return Finding(name, Level.PROBLEM, f"{text}; a firewall drops or refuses it", open_command(ports))
     fix = (
