@@ -21,6 +21,7 @@ from e2e.local import Run, failure, finish, local_run
 import zpccl
 from zpccl import limits
 from zpccl.caller import wait
+from zpccl.control import peer_loop
 from zpccl.control.calls import Answer
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.state import offers, workers
@@ -356,8 +357,8 @@ def test_a_handler_closes_while_a_call_is_made(run: Run, monkeypatch: pytest.Mon
 
 
 @contextmanager
-def closing_at(comm: zpccl.Communicator, number: int) -> Iterator[Callable[[], bool]]:
-    """A handler closes the communicator at the `number`th line that the main thread runs of offers, or of its waits.
+def closing_at(comm: zpccl.Communicator, number: int, *files: str) -> Iterator[Callable[[], bool]]:
+    """A handler closes the communicator at the `number`th line that the main thread runs of these files, or of waits.
 
     Gives a function that returns whether the thread has run so many of them.
     """
@@ -367,7 +368,7 @@ def closing_at(comm: zpccl.Communicator, number: int) -> Iterator[Callable[[], b
         nonlocal left
         caller = frame.f_back
         is_of_wait = caller is not None and caller.f_code is End.wait.__code__
-        if not is_of_wait and frame.f_code.co_filename not in (offers.__file__, workers.__file__):
+        if not is_of_wait and frame.f_code.co_filename not in files:
             return None
         left -= event == "line"
         if left == 0:
@@ -388,7 +389,7 @@ def closing_at(comm: zpccl.Communicator, number: int) -> Iterator[Callable[[], b
 @pytest.mark.parametrize("name", ["replace", "withdraw", "before_write"])
 def test_a_handler_closes_at_any_line_of_an_offer(name: str) -> None:
     """L1: the threads of the peer and of the offer can end, whatever the main thread was about to do."""
-    array, number, has_run = np.zeros(4), 0, True
+    array, number, has_run, files = np.zeros(4), 0, True, (offers.__file__, workers.__file__)
     with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master:
         while has_run:
             number += 1
@@ -400,8 +401,25 @@ def test_a_handler_closes_at_any_line_of_an_offer(name: str) -> None:
                     "withdraw": lambda comm=comm: comm.offer_state(None),
                     "before_write": offer.before_write,
                 }
-                with closing_at(comm, number) as is_closed, suppress(zpccl.InvalidUsage):
+                with (
+                    closing_at(comm, number, *files) as is_closed,
+                    suppress(zpccl.InvalidUsage),
+                ):
                     calls[name]()
                 has_run = is_closed()
                 assert not (has_run and offer.is_open)
     assert number > 20
+
+
+@pytest.mark.slow
+def test_a_handler_closes_at_any_line_of_a_question_to_the_master() -> None:
+    """L1: it is answered, and nothing is written to a descriptor that is closed, and may be another file by now."""
+    number, has_run = 0, True
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master:
+        while has_run:
+            number += 1
+            with zpccl.Communicator(master.address) as comm:
+                with closing_at(comm, number, peer_loop.__file__) as is_closed, suppress(zpccl.PCCLError):
+                    comm.topology(timeout=1e6)
+                has_run = is_closed()
+    assert number > 10

@@ -55,8 +55,8 @@ def loop(router: zmq.Socket[bytes]) -> Iterator[PeerLoop]:
     loop = zpccl.Communicator(f"{address},127.0.0.1:1", listen="127.0.0.1")._make_loop()
     loop._begin()
     loop.call([PendingCall()], connect_tries=1)
-    loop._run_once({loop._wakeup}, NOW_NS)
-    loop._waiter.register(loop._wakeup)
+    loop._run_once({loop._wakeup.fileno()}, NOW_NS)
+    loop._waiter.register(loop._wakeup.fileno())
     loop._socket.connect(loop._endpoints[0])
     yield loop
     loop._shut_down()
@@ -103,7 +103,7 @@ def test_a_master_that_does_not_read_is_connected_to_again(monkeypatch: pytest.M
         try:
             loop._begin()
             loop.call([PendingCall()], connect_tries=5)
-            loop._run_once({loop._wakeup}, NOW_NS)
+            loop._run_once({loop._wakeup.fileno()}, NOW_NS)
             loop._socket.connect(loop._endpoints[0])
             run_until(loop, is_up(loop))
             first = loop._socket
@@ -264,7 +264,7 @@ def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, mon
         loop.engine, was = engine, loop.engine
         call = running(loop, 1)
         loop.withdraw(call, timed_out=True)
-        loop._run_once({loop._wakeup}, NOW_NS)
+        loop._run_once({loop._wakeup.fileno()}, NOW_NS)
         loop.engine = was
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.CallWithdrawn(11, True)]
 
@@ -354,7 +354,7 @@ def test_others_are_answered_while_the_memory_of_one_is_restored(loop: PeerLoop,
     large, small = running(loop, 1), running(loop, 2, count=1)
     loop._perform([EndReduce(1, commit=False), Reject(11, PeerLost("gone"))], NOW_NS)
     loop.withdraw(large, timed_out=False)
-    loop._run_once({loop._wakeup}, NOW_NS)
+    loop._run_once({loop._wakeup.fileno()}, NOW_NS)
     loop._perform([Resolve(12, 3)], NOW_NS)
     assert small.future.result() == 3 and not large.future.done()
     engine.go_on.set()
@@ -372,7 +372,7 @@ def test_who_gives_up_before_its_attempt_begins_tells_nothing(
     how = Reducing((loop.options.peer_id, b"o" * 16), 4096)
     loop._perform([EndReduce(1, commit=False), StartReduce(11, 2, how, tells_digest=True)], NOW_NS)
     loop.withdraw(call, timed_out=True)
-    loop._run_once({loop._wakeup}, NOW_NS)
+    loop._run_once({loop._wakeup.fileno()}, NOW_NS)
     engine.go_on.set()
     run_until(loop, lambda: bool(plans))
     assert (plans[0].attempt_id, plans[0].digest_channel) == (2, 0)

@@ -21,12 +21,14 @@ import contextlib
 import copy
 import errno
 import functools
+import io
 import logging
 import operator
 import os
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -187,8 +189,8 @@ class PeerLoop:
             self._waiter = Waiter()
             on_failure.callback(self._waiter.close)
             self._socket, self._monitor = self._make_socket()
-            self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            on_failure.callback(os.close, self._wakeup)
+            self._wakeup = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
+            on_failure.callback(self._wakeup.close)
             self._broker = LinkBroker(
                 options.peer_id,
                 listener,
@@ -306,12 +308,15 @@ class PeerLoop:
     def ask_measurements(self) -> Answer[Measurements]:
         """Asks the master for its measurements. All callers that ask before they arrive share one future."""
         with self._lock:
-            if self._measurements is None:
-                future: Answer[Measurements] = Answer()
-                if not self._post(events.MeasurementsCalled()):
-                    future.set_exception(self._machine.error or InternalError("the peer has ended"))
+            future = self._measurements
+            if future is None:
+                future = Answer()
+                self._post(events.MeasurementsCalled())
                 self._measurements = future  # Only now: a thread that finds it waits for an answer.
-            return self._measurements
+                if self._is_closed:
+                    with contextlib.suppress(InvalidStateError):  # A signal handler has closed it a moment ago.
+                        future.set_exception(self._machine.error or InternalError("the peer has ended"))
+            return future
 
     def is_own_thread(self) -> bool:
         """True in the thread that answers all calls."""
@@ -359,8 +364,8 @@ class PeerLoop:
         with self._lock:
             if not self._is_closed:
                 self._inbox.append(item)
-            if not self._is_closed:  # A signal handler may have closed it in between.
-                os.eventfd_write(self._wakeup, 1)
+                with contextlib.suppress(ValueError):  # A signal handler has closed it in between.
+                    self._wakeup.write(_ONE)
             return not self._is_closed
 
     def _refuse(self, pending: Sequence[PendingCall], error: PCCLError | None = None) -> None:
@@ -396,7 +401,7 @@ class PeerLoop:
 
     def _serve(self) -> None:
         try:
-            for descriptor in (self._wakeup, self.engine.fileno()):
+            for descriptor in (self._wakeup.fileno(), self.engine.fileno()):
                 self._waiter.register(descriptor)
             while self._machine.state is not State.CLOSED:
                 deadline_ns = self._deadline_ns()
@@ -418,8 +423,8 @@ class PeerLoop:
         return True
 
     def _run_once(self, ready: set[Any], now_ns: int, *, is_due: bool = False) -> None:
-        if self._wakeup in ready:
-            os.eventfd_read(self._wakeup)
+        if self._wakeup.fileno() in ready:
+            self._wakeup.read(len(_ONE))
             for _ in range(len(self._inbox)):  # Without the lock: the thread that woke this one may still hold it.
                 self._take(self._inbox.popleft(), now_ns)
         if self._monitor in ready:  # After the inbox: connect() comes before the connection it makes.
@@ -851,9 +856,11 @@ class PeerLoop:
         self._close_socket()
         self._waiter.close()
         self._context.destroy(linger=0)  # Also closes a half-made socket, on which it would wait forever.
-        os.close(self._wakeup)
+        self._wakeup.close()
 
 
+_ONE = (1).to_bytes(8, sys.byteorder)
+"""What an eventfd is written."""
 _DIGEST = struct.Struct(">QQQ")
 """Attempt, the sender's call, the digest of its result."""
 _NEVER_MS = 2**30
