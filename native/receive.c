@@ -92,13 +92,14 @@ static int admit_step(zp__connection *c)
 	pthread_mutex_lock(&engine->mutex);
 	rx->have = 0;
 	rx->so_far = (zp__checksum){.bytes = 0};
-	enum zp__verdict verdict = admit(c);
+	bool parked = !zp__list_empty(&c->parked_node);
+	enum zp__verdict verdict = parked ? ZP__PARK : admit(c);
 	zp__attempt *attempt = rx->attempt;
 	if (verdict == ZP__ADMIT)
 		rx->stage = ZP__RX_BODY;
 	else if (verdict == ZP__DROP)
 		rx->stage = ZP__RX_DRAIN;
-	else if (verdict == ZP__PARK && !c->closing)
+	else if (verdict == ZP__PARK && !parked && !c->closing)
 		zp__list_append(&engine->parked, &c->parked_node);
 	pthread_mutex_unlock(&engine->mutex);
 	if (verdict == ZP__VIOLATION)
@@ -237,14 +238,6 @@ static int body_step(zp__connection *c)
 	return rc;
 }
 
-static bool is_parked(zp__connection *c)
-{
-	pthread_mutex_lock(&c->link->engine->mutex);
-	bool parked = !zp__list_empty(&c->parked_node);
-	pthread_mutex_unlock(&c->link->engine->mutex);
-	return parked;
-}
-
 static enum zp__rx_stage stage_of(zp__connection *c)
 {
 	pthread_mutex_lock(&c->link->engine->mutex);
@@ -262,8 +255,6 @@ int zp__receive_turn(zp__connection *c)
 			rc = header_step(c);
 			break;
 		case ZP__RX_ADMIT:
-			if (is_parked(c))
-				return c->hung_up ? -ECONNRESET : NOTHING_MORE;
 			rc = admit_step(c);
 			break;
 		case ZP__RX_BODY:
