@@ -582,9 +582,8 @@ static void connection_detach(zp__connection *c, const zp__attempt *attempt)
 		transmit_detach(c);
 	if (c->rx.attempt != attempt)
 		return;
-	c->rx.attempt = NULL;
+	c->rx.attempt = NULL; /* body_step() drops the rest of the frame. */
 	c->rx.slot = NULL;
-	c->rx.stage = ZP__RX_DRAIN;
 }
 
 /* Lock held, no pins. Removes every reference of a connection to the attempt. */

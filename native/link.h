@@ -5,8 +5,8 @@
  *
  * connection->rx and ->tx belong to the connection's thread. As an exception, zp_reduce_end() detaches an attempt from
  * them, under the lock and with the attempt's pins at 0. Therefore the thread reads the fields that refer to an attempt's
- * memory (stage, attempt, body, length) under the lock, and keeps copies only while it holds a pin. tx.final_ack_of is
- * read and cleared under the lock only.
+ * memory (attempt, body, length) under the lock, and keeps copies only while it holds a pin. tx.final_ack_of is read and
+ * cleared under the lock only.
  *
  * A zp__connection struct exists as long as its link. When its connection is closed, fd is -1 until zp_link_add() gives
  * it another one, at the same index.

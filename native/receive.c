@@ -204,16 +204,16 @@ static int body_step(zp__connection *c)
 	zp_engine *engine = c->link->engine;
 	zp__receive *rx = &c->rx;
 	pthread_mutex_lock(&engine->mutex);
+	if (rx->attempt && rx->attempt->status < 0)
+		rx->attempt = NULL;
 	zp__attempt *attempt = rx->attempt;
-	if (attempt && attempt->status < 0) { /* It has failed: drop the rest of the body. */
-		rx->attempt = attempt = NULL;
-		rx->stage = ZP__RX_DRAIN;
-	}
-	bool detached = rx->stage == ZP__RX_DRAIN, early = !attempt && rx->frame.kind != ZP__MESSAGE;
+	bool early = rx->message && rx->frame.kind != ZP__MESSAGE;
 	if (attempt)
 		attempt->pins++;
+	else if (!rx->message) /* Its attempt has failed or ended. */
+		rx->stage = ZP__RX_DRAIN;
 	pthread_mutex_unlock(&engine->mutex);
-	if (detached)
+	if (rx->stage == ZP__RX_DRAIN)
 		return GO_ON;
 
 	int rc = body_receive(c);
@@ -238,19 +238,11 @@ static int body_step(zp__connection *c)
 	return rc;
 }
 
-static enum zp__rx_stage stage_of(zp__connection *c)
-{
-	pthread_mutex_lock(&c->link->engine->mutex);
-	enum zp__rx_stage stage = c->rx.stage;
-	pthread_mutex_unlock(&c->link->engine->mutex);
-	return stage;
-}
-
 int zp__receive_turn(zp__connection *c)
 {
 	for (uint32_t step = 0; step < ZP__TURN_STEPS; step++) {
 		int rc = 0;
-		switch (stage_of(c)) {
+		switch (c->rx.stage) {
 		case ZP__RX_HEADER:
 			rc = header_step(c);
 			break;
