@@ -604,8 +604,7 @@ static void attempt_restore(zp__attempt *attempt)
 		if (!(attempt->slots[i].flags & ZP__SLOT_SAVED))
 			continue;
 		zp__span span = zp__slot_span(l, i);
-		size_t at = span.position * l->itemsize;
-		memcpy((uint8_t *)attempt->plan.output + at, attempt->workspace.memory + at, span.elements * l->itemsize);
+		memcpy(output_at(attempt, &span), workspace_at(attempt, &span), span.elements * l->itemsize);
 	}
 }
 

@@ -173,7 +173,7 @@ static void engine_free(zp_engine *engine)
 		;
 	while (!zp__list_empty(&engine->messages)) /* Messages that were polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
-	zp__buffers_discard(engine);
+	zp__buffers_trim(engine, UINT64_MAX);
 	for (uint32_t i = 0; i < engine->thread_count; i++) {
 		free(engine->threads[i].scratch);
 		zp__waiter_close(&engine->threads[i].waiter);

@@ -71,12 +71,6 @@ uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns)
 	return UINT64_MAX;
 }
 
-/* The threads have ended. */
-void zp__buffers_discard(zp_engine *engine)
-{
-	zp__buffers_trim(engine, UINT64_MAX);
-}
-
 static zp__channel *channel_find(zp_engine *engine, uint64_t id)
 {
 	ZP__EACH(node, &engine->channels)

@@ -48,7 +48,7 @@ typedef struct {
 
 uint64_t zp__early_charge(uint64_t body_bytes); /* what an early frame costs the end that keeps it */
 
-/* Lock held, except for zp__buffers_discard(). */
+/* Lock held, or the threads have ended. */
 enum zp__verdict zp__early_admit(zp__connection *connection);
 enum zp__verdict zp__message_admit(zp__connection *connection);
 void zp__message_landed(zp__connection *connection);
@@ -58,6 +58,5 @@ void zp__message_flow_clear(zp__link *link);
 /* Queues a short message, unless there is no link to `peer`, no memory, or no room in the queue. */
 void zp__message_send(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *body, size_t bytes);
 uint64_t zp__buffers_trim(zp_engine *engine, uint64_t now_ns); /* the next deadline, or UINT64_MAX */
-void zp__buffers_discard(zp_engine *engine);		       /* the threads have ended */
 
 #endif
