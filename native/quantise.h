@@ -29,8 +29,8 @@ void zp__quantise(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, con
 void zp__quantise_fold(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const void *local, size_t count,
 		       uint32_t divisor);
 
-/* Reduces the shares of all `peers` in order of rank, divides by `divisor` and quantises to `wire`. shares[i] is the
- * quantised share of rank i; that of `rank` is `local`, not quantised. The result is rounded once. */
+/* Reduces the shares of all `peers` in order of rank, divides by `divisor` and quantises to `wire`. `shares` are those of
+ * all ranks but `rank`, quantised; that of `rank` is `local`, not quantised. The result is rounded once. */
 void zp__quantise_join(enum zp__isa isa, const zp__quantiser *how, uint8_t *wire, const uint8_t *const shares[],
 		       uint32_t peers, uint32_t rank, const void *local, size_t count, uint32_t divisor);
 

@@ -312,8 +312,8 @@ int zp_quantise(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const void
 int zp_quantise_fold(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const void *local, uint64_t count,
 		     uint32_t divisor);
 
-/* Reduces the shares of all `peers` (2 or more) in order of rank, divides by `divisor` and quantises to `wire`. shares[i]
- * is the quantised share of rank i; that of `rank` is `local`, not quantised. */
+/* Reduces the shares of all `peers` (2 or more) in order of rank, divides by `divisor` and quantises to `wire`. `shares`
+ * are those of all ranks but `rank`, quantised; that of `rank` is `local`, not quantised. */
 int zp_quantise_join(const zp_quantiser *how, uint32_t isa, uint8_t *wire, const uint8_t *const shares[],
 		     uint32_t peers, uint32_t rank, const void *local, uint64_t count, uint32_t divisor);
 

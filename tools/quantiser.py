@@ -57,8 +57,8 @@ class Quantiser:
         self._call("zp_quantise_fold", wire, local, divisor=divisor)
 
     def join(self, wire: Any, shares: Sequence[Any], rank: int, local: Any, divisor: int = 1) -> None:
-        """Reduces the shares of all peers in order of rank, divides by `divisor` and quantises to `wire`. shares[i] is
-        the quantised share of rank i; that of `rank` is `local`, not quantised."""
+        """Reduces the shares of all peers in order of rank, divides by `divisor` and quantises to `wire`. `shares` are
+        those of all ranks but `rank`, quantised; that of `rank` is `local`, not quantised."""
         pieces = [ffi.from_buffer("uint8_t[]", share) for share in shares]
         count = len(ffi.from_buffer(local)) // self.datatype.itemsize
         if min(map(len, pieces)) < self.wire_bytes(count):
