@@ -332,7 +332,9 @@ static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, u
 	uint64_t beside = bytes < bytes_max ? bytes_max - bytes : 0; /* Bytes that are left for other messages. */
 	if ((*link)->message_bytes <= beside)
 		return 0;
-	(*link)->writable_bytes = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	uint64_t at = beside < bytes_max / 2 ? beside : bytes_max / 2;
+	if ((*link)->writable_bytes == UINT64_MAX || at > (*link)->writable_bytes) /* Several may wait: nobody too long. */
+		(*link)->writable_bytes = at;
 	channel->waits = true;
 	return -EAGAIN;
 }

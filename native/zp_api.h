@@ -291,8 +291,8 @@ int zp_channel_poll(zp_engine *engine, uint64_t channel, zp_event *event);
 
 /* Queues a message with the body `head` followed by `body`; both are copied. Never blocks. -EAGAIN: the queue of the
  * link is not empty and would exceed `queue_bytes_max`; once a link holds at most half of that, a WRITABLE event of the
- * channel follows, which does not name the link. -ECANCELED: the channel is not open here; -ENOTCONN: there is no link;
- * -EMSGSIZE. Messages may arrive in another order. */
+ * channel follows, or sooner. It does not name the link. -ECANCELED: the channel is not open here; -ENOTCONN: there is no
+ * link; -EMSGSIZE. Messages may arrive in another order. */
 int zp_message_post(zp_engine *engine, const uint8_t peer[], uint64_t channel, const void *head, uint64_t head_bytes,
 		    const void *body, uint64_t body_bytes, uint64_t queue_bytes_max);
 

@@ -146,6 +146,37 @@ static void test_room_of_a_link_that_is_gone(void)
 	mesh_close();
 }
 
+/* Two channels wait for the same link with different bounds. The greater one is told of its room although the other's
+ * never comes, because a third channel, which the receiver has not opened, keeps a message in the queue. */
+static void test_bounds_of_several(void)
+{
+	enum { PATIENT = CHANNEL + 1, UNKNOWN = CHANNEL + 2 };
+	mesh_open();
+	CHECK(zp_channel_open(engines[0], PATIENT, -1) == 0 && zp_channel_open(engines[0], UNKNOWN, -1) == 0);
+	CHECK(zp_message_post(engines[0], ids[1], UNKNOWN, "x", 1, NULL, 0, QUEUE_BYTES) == 0);
+	int posted = 0;
+	while (post(1, QUEUE_BYTES) == 0)
+		posted++;
+	CHECK(posted == 3 && zp_message_post(engines[0], ids[1], PATIENT, "x", 1, NULL, 0, 1) == -EAGAIN);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
+	while (posted--)
+		message_take(1);
+	zp_event event = event_take(0);
+	CHECK(event.kind == ZP_EVENT_WRITABLE && event.id == CHANNEL);
+	event = event_take(0); /* For this one it is too early. */
+	CHECK(event.kind == ZP_EVENT_WRITABLE && event.id == PATIENT);
+	CHECK(zp_message_post(engines[0], ids[1], PATIENT, "x", 1, NULL, 0, 1) == -EAGAIN);
+
+	CHECK(zp_channel_open(engines[1], UNKNOWN, -1) == 0);
+	event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE && event.id == UNKNOWN);
+	zp_message_release(engines[1], event.body);
+	event = event_take(0);
+	CHECK(event.kind == ZP_EVENT_WRITABLE && event.id == PATIENT);
+	CHECK(zp_message_post(engines[0], ids[1], PATIENT, "x", 1, NULL, 0, 1) == 0);
+	mesh_close();
+}
+
 static bool is_signalled(int fd)
 {
 	struct pollfd waiting = {.fd = fd, .events = POLLIN};
@@ -288,6 +319,7 @@ int main(void)
 	test_one_may_always_pass();
 	test_errors();
 	test_room_of_a_link_that_is_gone();
+	test_bounds_of_several();
 	test_a_queue_of_its_own();
 	test_memory_is_used_again();
 	test_empty_messages();

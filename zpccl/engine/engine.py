@@ -691,7 +691,7 @@ class Engine:
                 message may always pass.
 
         Returns:
-            False if there is no room. A `Writable` follows once half of the bound is free.
+            False if there is no room. A `Writable` follows once half of the bound is free, or sooner.
 
         Raises:
             EngineError: ECANCELED, the channel is not open here; ENOTCONN, there is no link; EMSGSIZE, the message is
