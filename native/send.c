@@ -105,6 +105,7 @@ int zp__send_turn(zp__connection *c)
 		pthread_mutex_unlock(&engine->mutex);
 		return 0;
 	}
+	zp__list_remove(&c->idle_node); /* It may have become readable while it was idle, and then found a frame. */
 	zp__attempt *attempt = tx->attempt;
 	if (attempt)
 		attempt->pins++;
