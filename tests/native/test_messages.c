@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "frame.h"
 #include "mesh.h"
 
@@ -313,6 +314,39 @@ static void test_bodies_that_do_not_come(void)
 	stall_ms = WAIT_MS;
 }
 
+/* The bound is reached, and nothing is released. When a link is lost, the others have greater shares at once. */
+static void test_shares_of_those_that_are_left(void)
+{
+	enum { HELD = 5, OF_THE_OTHER = 2 };
+	static const uint8_t body[BODY_BYTES];
+	mesh_open();
+	zp_engine *other;
+	zp_event held[HELD + 1], event;
+	CHECK(zp_engine_open(&engines[1]->config, &other) == 0 && zp_channel_open(other, CHANNEL, -1) == 0);
+	engines_link((zp_engine *[]){engines[1], other}, (const uint32_t[]){1, 2}, 1);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
+	for (int i = 0; i < HELD; i++) {
+		zp_engine *from = i < OF_THE_OTHER ? other : engines[0];
+		CHECK(zp_message_post(from, ids[1], CHANNEL, body, sizeof body, NULL, 0, UINT64_MAX) == 0);
+		held[i] = event_take(1);
+		CHECK(held[i].kind == ZP_EVENT_MESSAGE);
+	}
+	CHECK(post(1, UINT64_MAX) == 0);
+	for (bool waits = false; !waits; poll(NULL, 0, 1)) {
+		pthread_mutex_lock(&engines[1]->mutex);
+		waits = !zp__list_empty(&engines[1]->parked);
+		pthread_mutex_unlock(&engines[1]->mutex);
+	}
+	zp_engine_close(other);
+	event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_LINK_LOST);
+	held[HELD] = event_take(1);
+	CHECK(held[HELD].kind == ZP_EVENT_MESSAGE);
+	for (int i = 0; i <= HELD; i++)
+		zp_message_release(engines[1], held[i].body);
+	mesh_close();
+}
+
 int main(void)
 {
 	test_room();
@@ -324,5 +358,6 @@ int main(void)
 	test_memory_is_used_again();
 	test_empty_messages();
 	test_bodies_that_do_not_come();
+	test_shares_of_those_that_are_left();
 	return 0;
 }
