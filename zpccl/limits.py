@@ -534,6 +534,9 @@ TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND
 and how long any rank waits, at the end of its program, for callbacks that still run."""
 TORCH_SAMPLES_MAX = 2**32
 """Samples of an ElasticSampler, whose order takes 8 bytes per sample on each peer."""
+TORCH_COUNTS_MAX = 64
+"""Asynchronous all-reduces of one element whose Work a process group keeps: torch may wait for it after the program has
+dropped it. DDP under `join` makes one for each forward pass, and needs it in the backward pass."""
 TORCH_JOIN_INTERVAL_NS = 5 * MS
 """Interval at which a process group that is being made looks for ranks to admit."""
 

@@ -113,6 +113,37 @@ def test_a_model_may_be_compiled() -> None:
         assert [processes.end(rank) for rank in range(2)] == ["[2.0, 2.0] [6.0, 6.0]\n"] * 2
 
 
+JOINED = """
+import gc, torch, torch.distributed as dist, zpccl.torch
+dist.init_process_group("zpccl")
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    def forward(self, weight):
+        return weight * self.used.sum()
+model = torch.nn.parallel.DistributedDataParallel(Model(), find_unused_parameters=True)
+found = []
+with model.join(divide_by_initial_world_size=False):
+    for step in range(1 + 2 * dist.get_rank()):  # Rank 1 has more batches.
+        model.zero_grad()
+        loss = model(dist.get_rank() + 1.0)
+        gc.collect()
+        loss.backward()
+        found.append(model.module.used.grad.tolist())
+assert model.module.unused.grad is None
+print(found)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_with_fewer_batches_join() -> None:
+    """L1: their gradients count as zero, and the mean is over the ranks that still have batches."""
+    with Processes(JOINED, 2) as processes:
+        assert processes.end(0) == "[[1.5, 1.5]]\n"
+        assert processes.end(1) == "[[1.5, 1.5], [2.0, 2.0], [2.0, 2.0]]\n"
+
+
 LOSS = """
 import sys, torch, torch.distributed as dist, zpccl, zpccl.torch
 dist.init_process_group("zpccl")

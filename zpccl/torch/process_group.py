@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ErrorType
 
+from zpccl import limits
 from zpccl.collectives import AsyncReduceHandle
 from zpccl.communicator import Communicator
 from zpccl.engine.living import Living
@@ -79,6 +81,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.timeout = timeout
         self._configuration = Configuration.none(rank, size) if members is None else Configuration(members)
         self._handle = Handle() if members is None else None
+        self._counts: deque[Work] = deque(maxlen=limits.TORCH_COUNTS_MAX)  # See `allreduce`.
         _open_groups.add(self)
 
     @classmethod
@@ -269,9 +272,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     # --- Reductions -------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Any], opts: Any = None) -> Work:
-        """Reduces a tensor of each rank, in place."""
-        return self.allreduce_coalesced(tensors, opts)
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        """Reduces a tensor of each rank, in place. It may be in a list, and `opts` may be an operation."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        work = self.allreduce_coalesced(tensors, opts)
+        # Under `join`, DDP hands the Work of a count of ranks to C++ code, which does not keep the Python object alive.
+        # Once that is freed, C++ calls `wait` of torch's own class, which never returns.
+        if getattr(opts, "asyncOp", False) and sum(tensor.numel() for tensor in tensors) == 1:
+            self._counts.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: list[Any], opts: Any = None) -> Work:
         """Reduces several tensors of each rank, in place, with one call each. `opts` may be an operation."""
