@@ -203,6 +203,17 @@ def test_empty_tensors_and_barrier(ranks: Any) -> None:
     ranks.all(run)
 
 
+def test_ranks_have_a_store_in_common(trio: Any) -> None:
+    """For the program: torch's `get_group_store`."""
+
+    def run(group: Any, rank: int) -> list[bytes]:
+        store = group.get_group_store()
+        store.set(str(rank), f"of {rank}")
+        return [store.get(str(other)) for other in range(3)]
+
+    assert trio.all(run) == [[b"of 0", b"of 1", b"of 2"]] * 3
+
+
 def test_many_equal_collectives_in_flight(trio: Any) -> None:
     """B1: more than there are tags for at one time, and waited for in another order."""
 

@@ -84,6 +84,11 @@ class Configuration:
             raise InvalidUsage("a process group of one rank has no communicator")
         return self._members.communicator
 
+    @property
+    def store_of_program(self) -> Any:
+        """A store of these ranks alone, whose keys are not those of zpccl."""
+        return dist.PrefixStore("program", self._members.store)
+
     def issue(
         self,
         signature: tuple[str, int, Any, Hashable],

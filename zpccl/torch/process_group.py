@@ -110,6 +110,11 @@ class ProcessGroup(dist.ProcessGroup):
         """The number of ranks."""
         return self._size
 
+    # That of torch returns the store of the C++ object, which has none: the store changes with the ranks.
+    def get_group_store(self) -> Any:
+        """A store of the present ranks alone, for the program."""
+        return self._configuration.store_of_program
+
     @property
     def _rank(self) -> int:
         return self._configuration.rank
