@@ -581,6 +581,21 @@ def test_tensors_that_do_not_fit_are_refused(trio: Any, what: str) -> None:
     trio.all(run)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("expected", [1, 3])
+def test_parts_of_other_lengths_than_expected_are_refused(trio: Any, dtype: Any, expected: int) -> None:
+    """On all ranks, by all_to_all with split sizes: nothing is truncated or filled up. Rank 0 sends two to rank 1."""
+
+    def run(group: Any, rank: int) -> None:
+        to, source = [[1, 2, 1], [4, 1, 1], [1, 1, 1]][rank], [[1, 4, 1], [expected, 1, 1], [1, 1, 1]][rank]
+        tensors = torch.ones(sum(source), dtype=dtype), torch.ones(sum(to), dtype=dtype)
+        with pytest.raises(zpccl.InvalidArgument, match=f"rank 0 sends 2 elements to rank 1, which expects {expected}"):
+            group.all_to_all_single(*tensors, source, to).wait()
+        group.barrier().wait()
+
+    trio.all(run)
+
+
 def test_no_rank_gets_half_a_complex_number() -> None:
     """Complex numbers travel as bytes, which could be divided evenly."""
     with groups.local_ranks(2) as ranks:

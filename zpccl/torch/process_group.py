@@ -477,7 +477,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Gives each rank a part of each rank's tensor.
 
         If all ranks leave out the split sizes, parts are equal. Otherwise every part is padded to the longest one, and
-        the call blocks until the ranks have agreed on this length.
+        the call blocks until all ranks have told the lengths of theirs, and raises InvalidArgument on all ranks if a
+        rank sends more or less than another one expects.
         """
         _check_dtype(output, input)
         if not output_split_sizes and not input_split_sizes:
@@ -494,7 +495,7 @@ class ProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def alltoall(self, output_tensors: list[Any], input_tensors: list[Any], opts: Any = None) -> Work:
-        """Sends one tensor to each rank. All are padded to the longest one, on whose length the ranks agree first."""
+        """Sends one tensor to each rank. Like `all_to_all_single` with split sizes."""
         return self._exchange_uneven(output_tensors, input_tensors, output_tensors, opts)
 
     def _exchange_uneven(self, outputs: list[Any], inputs: list[Any], result: list[Any], opts: Any) -> Work:
@@ -503,13 +504,29 @@ class ProcessGroup(dist.ProcessGroup):
         for tensor in (*outputs, *inputs):
             _check_dtype(tensor, inputs[0])
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
-        longest = torch.tensor([max(tensor.numel() for tensor in plain)], device="cpu")
         with self._configuration.in_full():
-            self.allreduce([longest], _maximum()).wait()
-            rows = plain[0].new_zeros(self._size, int(longest))
+            longest = self._longest_part(outputs, inputs) * _travelling_width(inputs[0])
+            rows = plain[0].new_zeros(self._size, longest)
             for row, rank in enumerate(self._configuration.ranks):
                 rows[row, : plain[rank].numel()] = plain[rank]
             return self._issue(self._exchange(rows, functools.partial(self._copy_rows, outputs)), result, opts)
+
+    def _longest_part(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> int:
+        """The elements of the longest part that a rank sends to another one. Blocks until all ranks have told theirs.
+
+        Raises:
+            InvalidArgument: a rank sends more or less than the other one expects. All ranks raise it.
+        """
+        own = [[tensor.numel() for tensor in tensors] for tensors in (inputs, outputs)]
+        counts = torch.empty(self._size, 2, self._size, dtype=torch.int64, device="cpu")
+        self.all_gather_single(counts, torch.tensor(own, device="cpu")).wait()
+        sent, expected = counts[:, 0], counts[:, 1].T
+        for source, destination in (sent != expected).nonzero()[:1].tolist():
+            raise InvalidArgument(
+                f"rank {source} sends {sent[source, destination]} elements to rank {destination}, which expects"
+                f" {expected[source, destination]}"
+            )
+        return int(sent.max())
 
     def _exchange(self, rows: Any, finish: Callable[[Any], object]) -> list[_Call]:
         if self._size == 1 or rows.numel() == 0:
@@ -626,9 +643,14 @@ def _is_known(dtype: Any) -> bool:
     return True
 
 
+def _travelling_width(tensor: Any) -> int:
+    """How many elements of the result of `_bytes_if_needed` make one of the tensor."""
+    return 1 if _is_known(tensor.dtype) else int(tensor.element_size())
+
+
 def _travelling_count(tensor: Any) -> int:
     """The number of elements of the result of `_bytes_if_needed`."""
-    return int(tensor.numel() * (1 if _is_known(tensor.dtype) else tensor.element_size()))
+    return int(tensor.numel() * _travelling_width(tensor))
 
 
 def _bytes_if_needed(tensor: Any) -> Any:
@@ -683,9 +705,3 @@ def _check_alike(tensors: Sequence[Any], like: Any) -> None:
 def _check_count(count: int, needed: int, what: str) -> None:
     if count != needed:
         raise InvalidArgument(f"there are {count} {what}, and {needed} are needed")
-
-
-def _maximum() -> Any:
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MAX
-    return options
