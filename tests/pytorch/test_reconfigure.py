@@ -286,3 +286,13 @@ def test_shrinking(backend: str) -> None:
         assert [run.line(rank) for rank in (0, 1)] == ["checked 2"] * 2
         for rank in (0, 1):
             run.end(rank)
+
+
+def test_a_group_that_cannot_be_shrunk_says_so() -> None:
+    """torch asks before it calls `shrink`, and then names what is missing."""
+    with groups.local_ranks(3) as ranks:
+        if not ranks.groups[0].supports_shrinking:
+            pytest.skip("torch takes no backends in Python before 2.14")
+        for backend in ranks.some([0, 1], lambda group, _: group.shrink([2])):
+            assert backend.group.getSize() == 2
+            backend.group.abort()

@@ -25,7 +25,7 @@ from zpccl.engine.living import Living
 from zpccl.engine.tensors import check_torch
 from zpccl.errors import InvalidArgument, InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.torch.configuration import Configuration, wait_for_late_threads
-from zpccl.torch.device_backend import DeviceBackend
+from zpccl.torch.device_backend import CAN_BE_MADE, DeviceBackend
 from zpccl.torch.handle import Handle
 from zpccl.torch.rendezvous import Membership, meet
 from zpccl.torch.work import Part, Work
@@ -222,7 +222,7 @@ class ProcessGroup(dist.ProcessGroup):
         """The devices whose tensors the group accepts. torch asks for them when it saves or loads checkpoints."""
         return [torch.device("cpu"), torch.device("cuda")]
 
-    supports_shrinking = True
+    supports_shrinking = CAN_BE_MADE
     supports_coalescing = supports_splitting = supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
