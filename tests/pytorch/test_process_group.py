@@ -633,6 +633,20 @@ def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
             assert isinstance(group.error, zpccl.PCCLError)
 
 
+def test_an_output_that_cannot_be_written_fails_its_work() -> None:
+    """L1: for any way to ask, and on this rank alone: the others have their outputs."""
+    with groups.local_ranks(2) as ranks:
+        outputs = [torch.zeros(1).expand(2), torch.zeros(2)]  # The elements of the first share their memory.
+        works = ranks.all(lambda group, rank: group.allreduce([outputs[rank]]))
+        assert works[1].wait() and works[1].is_success()
+        assert isinstance(groups.failure(works[0].wait), zpccl.InternalError)
+        assert works[0].is_completed() and not works[0].is_success()
+        assert isinstance(works[0].exception(), zpccl.InternalError)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            works[0].get_future().wait()
+        assert isinstance(groups.failure(ranks.groups[0].barrier), zpccl.InternalError)
+
+
 def test_ranks_that_issue_different_collectives_are_told() -> None:
     with groups.local_ranks(2) as ranks:
         works = ranks.all(lambda group, rank: group.allreduce([torch.ones(3, dtype=(torch.int8, torch.int16)[rank])]))

@@ -19,7 +19,7 @@ from zpccl.engine.devices import device_of
 from zpccl.engine.tensors import is_on_gpu
 from zpccl.errors import InternalError, PCCLError, PeerLost, TooFewPeers
 from zpccl.torch.configuration import Configuration, interruption
-from zpccl.torch.pairs import Message
+from zpccl.torch.pairs import Message, as_own
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,17 @@ class Work(dist.Work):
             elif info is not None and info.local_world_size != self._size:
                 text = f"only {info.local_world_size} of {self._size} ranks took part in the collective"
                 self._fail(PeerLost(text))
-        with self._finishing:
-            if self._error is not None:
-                raise copy.copy(self._error)  # Raising modifies the error, and several threads may raise it.
-            if not self._is_finished:
-                self._finish()
-                self._is_finished = True
+        try:
+            with self._finishing:
+                if self._error is not None:
+                    raise copy.copy(self._error)  # Raising modifies the error, and several threads may raise it.
+                if not self._is_finished:
+                    self._finish()
+                    self._is_finished = True
+        except PCCLError:
+            raise
+        except (RuntimeError, MemoryError) as error:  # Of torch: no memory for a copy, or an output that takes none.
+            self._fail(as_own(error))
         return True
 
     def _finish(self) -> None:
