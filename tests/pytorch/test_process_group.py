@@ -581,6 +581,27 @@ def test_tensors_that_do_not_fit_are_refused(trio: Any, what: str) -> None:
     trio.all(run)
 
 
+@pytest.mark.parametrize("root", [-1, 3])
+def test_a_root_that_is_no_rank_is_refused(trio: Any, root: int) -> None:
+    """Otherwise nobody would get the result of a reduce or a gather."""
+
+    def run(group: Any, rank: int) -> None:
+        one = torch.ones(1)
+        calls: list[Callable[[], Any]] = [
+            lambda: group.broadcast([one], with_options(dist.BroadcastOptions, rootRank=root)),
+            lambda: group.reduce([one], with_options(dist.ReduceOptions, rootRank=root)),
+            lambda: group.gather([], [one], with_options(dist.GatherOptions, rootRank=root)),
+            lambda: group.gather_single(None, one, with_options(dist.GatherOptions, rootRank=root)),
+            lambda: group.scatter([one], [], with_options(dist.ScatterOptions, rootRank=root)),
+        ]
+        for call in calls:
+            with pytest.raises(zpccl.InvalidArgument, match="not a rank"):
+                call()
+        group.barrier().wait()
+
+    trio.all(run)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 @pytest.mark.parametrize("expected", [1, 3])
 def test_parts_of_other_lengths_than_expected_are_refused(trio: Any, dtype: Any, expected: int) -> None:

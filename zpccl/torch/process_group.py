@@ -297,7 +297,7 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Any], opts: Any) -> Work:
         """Reduces a tensor of each rank for the root, with an all-reduce: the other ranks discard the result."""
         (tensor,) = tensors
-        output = tensor if opts.rootRank == self._rank else None
+        output = tensor if self._is_root(opts) else None
         return self._issue(self._reduce(tensor, output, opts.reduceOp), tensors, opts)
 
     def _reduce(self, tensor: Any, output: Any, op: Any) -> list[_Call]:
@@ -369,7 +369,7 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         (tensor,) = tensors
         memory = _contiguous(_bytes_if_needed(tensor))
-        is_there = opts.rootRank == self._rank or memory.data_ptr() == tensor.data_ptr()
+        is_there = self._is_root(opts) or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
         return self._issue(self._broadcast(memory, opts.rootRank, finish), tensors, opts)
 
@@ -389,7 +389,7 @@ class ProcessGroup(dist.ProcessGroup):
     def scatter(self, output_tensors: list[Any], input_tensors: list[list[Any]], opts: Any) -> Work:
         """Gives each rank one of the root's tensors. It is a broadcast: each rank receives the tensors of all."""
         (output,) = output_tensors
-        if opts.rootRank == self._rank:
+        if self._is_root(opts):
             (inputs,) = input_tensors
             _check_count(len(inputs), self._size, "input tensors")
             _check_alike(inputs, output)
@@ -434,7 +434,7 @@ class ProcessGroup(dist.ProcessGroup):
     def gather(self, output_tensors: list[list[Any]], input_tensors: list[Any], opts: Any) -> Work:
         """Gives the root the tensors of all. It is an all-gather: each rank receives the tensors of all."""
         (tensor,) = input_tensors
-        if opts.rootRank != self._rank:
+        if not self._is_root(opts):
             return self._issue(self._gather(tensor, None), [], opts)
         (outputs,) = output_tensors
         _check_count(len(outputs), self._size, "output tensors")
@@ -443,7 +443,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def gather_single(self, output: Any, input: Any, opts: Any) -> Work:
         """Gives the root the tensors of all, one after the other in one tensor. It is an all-gather."""
-        if opts.rootRank != self._rank:
+        if not self._is_root(opts):
             return self._issue(self._gather(input, None), [], opts)
         return self._issue(self._gather_into(output, input), [output], opts)
 
@@ -580,6 +580,12 @@ class ProcessGroup(dist.ProcessGroup):
         is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
         return self._work([Part(message, finish)], tensors, size=2)
+
+    def _is_root(self, opts: Any) -> bool:
+        """True if this rank is the root, which must be a rank of the group."""
+        if not 0 <= opts.rootRank < self._size:
+            raise InvalidArgument(f"the root, {opts.rootRank}, is not a rank of this group of {self._size}")
+        return bool(opts.rootRank == self._rank)
 
     def _in_row_order(self, tensor: Any) -> Any:
         """The parts of a tensor, one for each rank, in the order of rows. Not always a copy."""
