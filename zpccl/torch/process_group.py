@@ -62,9 +62,8 @@ class _Call:
 class ProcessGroup(dist.ProcessGroup):
     """A process group over a communicator. Made by `init_process_group` and `new_group`.
 
-    The methods are torch's own, with the arguments that its functions pass.
-    Users call them through `torch.distributed`.
-    Tensors are on the CPU or a GPU.
+    The methods are torch's own, with the arguments that its functions pass. Users call them through
+    `torch.distributed`. Tensors are on the CPU or a GPU.
 
     Args:
         rank: rank of this process.
