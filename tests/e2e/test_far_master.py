@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 import zpccl
 from e2e.delays import FarPath
-from e2e.harness import until
+from e2e.harness import Peer, cluster, is_calling, stream_sockets, until
+from e2e.networks import wide
+from e2e.training import lines_of_losses
 from zpccl.control.keys import new_secret
 
 pytestmark = pytest.mark.e2e
@@ -67,3 +70,38 @@ def test_one_connection_breaks(round_trip_s: float, secret: str | None) -> None:
                 peer.join()
             for path in paths:
                 path.close()
+
+
+def sync_many(peer: Peer) -> int:
+    """Syncs so many tensors that the vote is large; returns the world size then."""
+    arrays = {f"layers.{number}.attention.weight": np.zeros(4, np.float32) for number in range(3000)}
+    tensors = [zpccl.TensorInfo.from_numpy(array, name) for name, array in arrays.items()]
+    peer.comm.sync_shared_state(zpccl.SharedState(tensors))
+    return peer.comm.world_size
+
+
+def sync_many_and_lose_the_master(peer: Peer, port: int) -> int:
+    """The same. The connection to the master breaks while it waits for the others, and then it sends a note."""
+
+    def lose_connection() -> None:
+        until(lambda: is_calling(peer.comm), "the call")
+        for copy, _, other in stream_sockets():
+            with copy:
+                if other[1:2] == (port,):
+                    copy.shutdown(socket.SHUT_RDWR)
+                    peer.note("lost")
+
+    threading.Thread(target=lose_connection, daemon=True).start()
+    return sync_many(peer)
+
+
+@pytest.mark.slow
+def test_a_member_with_a_large_vote() -> None:
+    """It comes back, although its vote, which it repeats at once, arrives long after its Hello."""
+    with wide(3, "link * * delay_ms=40", "host * egress_mbit=20") as network, cluster(network=network) as run:
+        members = run.members(2)
+        members[0].start(sync_many_and_lose_the_master, int(run.master.address.rpartition(":")[2]))
+        assert members[0].note() == "lost"
+        members[1].start(sync_many)
+        assert [member.value() for member in members] == [2, 2]
+        assert lines_of_losses(run) == []

@@ -67,7 +67,7 @@ from zpccl.engine.engine import (
 from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
 from zpccl.observe.logs import BoundedLog
 from zpccl.protocol import effects, events
-from zpccl.protocol.messages import CollectiveSpec, Measurements, Member, PathSample, Spec, Vote, encode
+from zpccl.protocol.messages import CollectiveSpec, Hello, Measurements, Member, PathSample, Spec, Vote, encode
 from zpccl.protocol.peer import PeerMachine, PeerOptions, State
 from zpccl.protocol.rings import neighbours_of
 from zpccl.protocol.session import Session, SessionEvent, SocketPhase
@@ -623,7 +623,9 @@ class PeerLoop:
     def _send(self, effect: effects.Send, now_ns: int) -> None:
         if self._session.phase is not SocketPhase.UP:
             return  # The machine says all of it again on the next connection.
-        self._outgoing.add(None, encode(effect.message), now_ns, may_wait=effect.may_wait)
+        # Until the master has read a Hello, it takes little from a connection, and the votes after it may be large.
+        is_hello = isinstance(effect.message, Hello)
+        self._outgoing.add(None, encode(effect.message), now_ns, may_wait=effect.may_wait, alone=is_hello)
 
     def _flush(self, now_ns: int) -> None:
         try:
