@@ -78,8 +78,8 @@ CASES = (
     planted(
         "attempt-ids-repeat",
         "protocol.master:MasterMachine._next_attempt_id",
-        "(self.term << limits.EPOCH_BITS) | self._attempt_count",
-        "(self.term << limits.EPOCH_BITS) | self._attempt_count // 2",
+        "(self.term << limits.EPOCH_BITS) + self._attempt_count",
+        "(self.term << limits.EPOCH_BITS) + self._attempt_count // 2",
         "calm",
         "S6",
     ),

@@ -646,7 +646,7 @@ term-not-raised: protocol.master:MasterMachine._term_after (simulator)
   + return min(term, limits.TERM_MAX)
 attempt-ids-begin-anew: protocol.master:MasterMachine._next_attempt_id (simulator)
   S4: attempt ids repeat after a take-over, and stale frames are accepted
-  - return (self.term << limits.EPOCH_BITS) | self._attempt_count
+  - return (self.term << limits.EPOCH_BITS) + self._attempt_count
   + return self._attempt_count
 key-of-a-report-not-checked: protocol.master:MasterMachine._is_of_its_key (unit tests)
   S7: a peer with its own key reports for another peer, and takes its place at a new master

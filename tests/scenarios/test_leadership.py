@@ -314,3 +314,12 @@ def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
     assert isinstance(call.result, TooFewPeers)
     world.admit(members, [newcomer])
     check_members(world, [*members, newcomer])
+
+
+def test_attempt_ids_go_on_after_2_to_the_32() -> None:
+    """S3: in each term, whatever bits its number has."""
+    machine = World().start_master("a", 77).machine
+    for machine.term in (2, 3):
+        machine._attempt_count = 2**32 - 2
+        ids = [machine._next_attempt_id() for _ in range(4)]
+        assert ids == list(range(ids[0], ids[0] + 4))

@@ -953,7 +953,7 @@ class MasterMachine:
 
     def _next_attempt_id(self) -> int:
         self._attempt_count += 1
-        return (self.term << limits.EPOCH_BITS) | self._attempt_count
+        return (self.term << limits.EPOCH_BITS) + self._attempt_count  # After 2**32 it still grows.
 
     # --- Taking a run over ------------------------------------------------------------------------------------------
 
