@@ -7,10 +7,11 @@ import pytest
 from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable, TooFewPeers
 from zpccl.limits import MS, SECOND
-from zpccl.protocol.messages import Members, RunReport, TopologyKind
+from zpccl.protocol.membership import Standing
+from zpccl.protocol.messages import Members, PeerMessage, RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
-from .world import TWO, Call, Master, Peer, World, check_agreement, two_masters
+from .world import TWO, Call, Connection, Master, Peer, World, check_agreement, two_masters
 
 CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
 """When paths are cut, after a master has adopted a run: before its first message arrives, between two, and later."""
@@ -314,6 +315,26 @@ def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
     assert isinstance(call.result, TooFewPeers)
     world.admit(members, [newcomer])
     check_members(world, [*members, newcomer])
+
+
+def test_a_report_that_comes_after_the_others_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: the connection that it comes on is no stranger's, of which the master takes few bytes."""
+    world = World()
+    world.start_master("a", 77)
+    last = world.begin_run("abcde", ("a",))[-1]
+    send, kept = world.send_to_master, []
+
+    def keep(connection: Connection, message: PeerMessage) -> None:
+        if connection.peer is last and isinstance(message, RunReport):
+            kept.append(connection)
+        else:
+            send(connection, message)
+
+    monkeypatch.setattr(world, "send_to_master", keep)
+    world.kill_master("a")
+    master = world.start_master("a", 900).machine
+    world.until(lambda: bool(kept) and not master.is_recovering)
+    assert kept[-1].is_up and master.standing(kept[-1].name) is Standing.EXPECTED
 
 
 def test_attempt_ids_go_on_after_2_to_the_32() -> None:

@@ -305,6 +305,11 @@ class Candidate:
         held = self.held.get(connection)
         return held.is_summoned if held is not None else self._greeted.get(connection, False)
 
+    def owing(self) -> frozenset[Hashable]:
+        """The connections on which a report is on its way."""
+        greeted = {connection for connection, has_reported in self._greeted.items() if not has_reported}
+        return frozenset(greeted.union(connection for connection, held in self.held.items() if held.is_summoned))
+
     def connections(self) -> list[Hashable]:
         """The connections of members of an earlier run."""
         return list(self._greeted)

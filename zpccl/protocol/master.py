@@ -171,6 +171,7 @@ class MasterMachine:
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._removals: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections that were asked for a report, or a Hello, after the take-over.
+        self._owing: frozenset[Hashable] = frozenset()  # Those that were asked before it and had not reported by then.
         self._dismissed: dict[Hashable, _Dismissed] = {}  # Removed members, by connection.
         self._announced_epoch = 0
         self._adopted_ns = 0
@@ -300,7 +301,8 @@ class MasterMachine:
         if peer is not None:
             return Standing.MEMBER if peer.is_member else Standing.PENDING
         is_known = self.candidate is not None and self.candidate.knows(connection)
-        is_expected = is_known or connection in self._asked or connection in self._dismissed
+        is_asked = connection in self._asked or connection in self._owing
+        is_expected = is_known or is_asked or connection in self._dismissed
         return Standing.EXPECTED if is_expected else Standing.STRANGER
 
     def validate(self) -> None:
@@ -1107,6 +1109,7 @@ class MasterMachine:
         reports = [report for _, report in candidate.reports.values()]
         history = History(run_id, reports)
         self._phase, self._adopted_ns = Adopted(history), now_ns
+        self._owing = candidate.owing()
         self.run_id, self.term = run_id, candidate.promise.term
         self._masters = CommonList()
         self._leader = Leader(candidate.promise, needs_quorum=False, adopted=history.adopted)
