@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -79,6 +80,21 @@ def test_serves_though_its_output_cannot_be_written() -> None:
         child.kill()
         child.communicate()
     assert status == 0 and "Traceback" not in errors
+
+
+def test_serves_though_nobody_reads_its_log() -> None:
+    """L1: its thread does not wait for room in a pipe."""
+    with master("--bind", "127.0.0.1:0", "--log-level", "debug") as child:
+        assert child.stderr is not None
+        fcntl.fcntl(child.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        address = line_of(child).split()[-1]
+        for _ in range(40):  # Each leaves more than 100 bytes in the log.
+            with zpccl.Communicator(address, name="x" * 100) as comm:
+                assert comm.world_size == 1
+        os.read(child.stderr.fileno(), 4096)
+        with zpccl.Communicator(address):
+            pass
+        assert "lines were left out here" in child.stderr.readline()
 
 
 def test_help() -> None:

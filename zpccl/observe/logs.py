@@ -11,9 +11,9 @@ from zpccl import limits
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def log_to_stderr(level: str) -> None:
-    """Logs messages of all zpccl loggers at `level` or above to standard error."""
-    handler = logging.StreamHandler()
+def log_to_stderr(level: str, handler: logging.Handler | None = None) -> None:
+    """Logs messages of all zpccl loggers at `level` or above to standard error, or with another handler."""
+    handler = logging.StreamHandler() if handler is None else handler
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("zpccl")
     logger.handlers = [handler]
