@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_garbage_on_the_port_of_the_master(run: Cluster, busy: list[Child], what
 VERSION = b"zp" + bytes([limits.PROTOCOL_VERSION])
 MESSAGES = {
     "noise": [os.urandom(2000)],
-    "no message": [VERSION + b"\xc1"],
+    "no message": [VERSION + b"\xc0"],
     "an unknown message": [VERSION + b"\x91\xa4what"],
     "deep": [VERSION + b"\x91" * 20_000],
     "a huge array": [VERSION + b"\xdd\xff\xff\xff\xff"],
@@ -82,6 +83,14 @@ def test_messages_that_are_none_are_refused(run: Cluster, busy: list[Child], wha
         stranger.send_multipart(MESSAGES[what])
         answer = receive(stranger)
         assert isinstance(answer, Refused) and answer.refusal is Refusal.MALFORMED and answer.reason
+
+
+def test_a_compressed_report_of_a_stranger_is_not_expanded(run: Cluster, busy: list[Child]) -> None:
+    """B1: a few bytes would cost the master much time."""
+    with dealer(run.master.address) as stranger:
+        stranger.send(VERSION + b"\xc1" + zlib.compress(bytes(limits.MESSAGE_BYTES_MAX)))
+        answer = receive(stranger)
+        assert isinstance(answer, Refused) and answer.refusal is Refusal.UNREGISTERED
 
 
 def test_a_message_of_a_gigabyte_is_not_taken(run: Cluster, busy: list[Child]) -> None:

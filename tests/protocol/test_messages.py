@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import zlib
 from typing import Any, get_args
 
 import msgspec
@@ -172,14 +173,14 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: a change of the encoding needs a new PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x17\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x17\x93\xa8withdraw\x05\xc2"
+    assert m.encode(m.Leave()) == b"zp\x18\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x18\x93\xa8withdraw\x05\xc2"
     assert (
         m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
-        == b"zp\x17\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
+        == b"zp\x18\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
     )
     assert m.encode(HELLO).hex() == (
-        "7a7017" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "7a7018" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
         "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
         "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3" "00" "a0" "00" "c2"
@@ -236,6 +237,38 @@ def test_another_version(version: int) -> None:
         assert isinstance(outcome, m.OtherVersion)
         assert outcome.version == version
         assert str(limits.PROTOCOL_VERSION) in str(outcome)
+
+
+def large_report(count: int = 1000) -> m.RunReport:
+    """A report of 64 peers after many calls."""
+    order = tuple(bytes([number]) * 16 for number in range(64))
+    outcomes = tuple(m.Decision(n, 0, attempt_id=n, order=order, calls=(n,) * 64) for n in range(1, count + 1))
+    return m.RunReport(HELLO, 1, 5, (), 0, 0, None, outcomes, ())
+
+
+def test_large_reports_are_compressed() -> None:
+    """L3: many peers send theirs at the same time when a master takes over."""
+    report = large_report()
+    data = m.encode(report)
+    assert m.is_compressed(data) and m.decode_peer_message(data) == report
+    assert len(data) < len(msgspec.msgpack.encode(report)) / 20
+    assert not m.is_compressed(m.encode(large_report(0)))
+
+
+def test_damaged_reports() -> None:
+    """B1: what expands to more than a message may have is refused, and so is what is cut off or no report."""
+    whole = m.encode(large_report())
+    bomb = zlib.compress(bytes(limits.MESSAGE_BYTES_MAX + 1))
+    other = zlib.compress(m.encode(m.Leave())[len(PREFIX) :])
+    again = zlib.compress(whole[len(PREFIX) :])
+    for body in (b"", b"noise", bomb, other, again):
+        with pytest.raises(m.Malformed):
+            m.decode_peer_message(PREFIX + b"\xc1" + body)
+    for data in (whole[:-1], whole + b"\x00"):
+        with pytest.raises(m.Malformed):
+            m.decode_peer_message(data)
+    with pytest.raises(m.Malformed):
+        m.decode_master_message(whole)
 
 
 def test_deep_nesting() -> None:

@@ -62,6 +62,7 @@ from zpccl.protocol.events import (
     Tick,
 )
 from zpccl.protocol.master import MasterOptions, start_master
+from zpccl.protocol.membership import Standing
 from zpccl.protocol.messages import (
     Acknowledgement,
     CheckAnswer,
@@ -70,8 +71,11 @@ from zpccl.protocol.messages import (
     Leave,
     Malformed,
     OtherVersion,
+    Refusal,
+    Refused,
     decode_peer_message,
     encode,
+    is_compressed,
 )
 from zpccl.topology import Topology
 
@@ -404,8 +408,13 @@ class MasterLoop:
         for frame in frames:
             if not frame.buffer:
                 continue  # It only tells that the bytes before it were heartbeats (control/inflow.py).
+            data = frame.bytes
+            if is_compressed(data) and self.machine.standing(routing_id) is Standing.STRANGER:
+                answer = Refused(Refusal.UNREGISTERED, "send a Hello first")  # Not decoded: that may take long.
+                self._outgoing.add(routing_id, encode(answer), time.monotonic_ns(), may_wait=False)
+                continue
             try:
-                message = decode_peer_message(frame.bytes)
+                message = decode_peer_message(data)
             except (Malformed, OtherVersion) as error:
                 yield MalformedReceived(routing_id, error.message)
             else:

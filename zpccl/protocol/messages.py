@@ -10,6 +10,7 @@ Peers send `PeerMessage`, the master sends `MasterMessage`. Messages compare by 
 from __future__ import annotations
 
 import enum
+import zlib
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -620,6 +621,8 @@ _encoder = msgspec.msgpack.Encoder()
 _peer_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
 _master_decoder: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decoder(MasterMessage)
 _PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
+_COMPRESSED = b"\xc1"
+"""The only byte that MessagePack never uses, before a large RunReport that is compressed."""
 
 
 def name_of(kind: type[enum.IntEnum], value: int) -> str:
@@ -649,19 +652,37 @@ class OtherVersion(ProtocolViolation):
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message."""
-    return _PREFIX + _encoder.encode(message)
+    """Encodes a message. A RunReport names the same peers again and again, so that a large one is compressed."""
+    body = _encoder.encode(message)
+    if isinstance(message, RunReport) and len(body) > limits.REPORT_PLAIN_BYTES_MAX:
+        body = _COMPRESSED + zlib.compress(body, level=1)
+    return _PREFIX + body
+
+
+def is_compressed(data: bytes) -> bool:
+    """True if decoding takes much longer than for other messages of this size."""
+    return data.startswith(_COMPRESSED, len(_PREFIX))
 
 
 _Decoded = TypeVar("_Decoded")
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], data: bytes) -> _Decoded:
-    body = _body(data)
+def _decode(decoder: msgspec.msgpack.Decoder[_Decoded], body: bytes | memoryview) -> _Decoded:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(str(error)[: limits.MALFORMED_TEXT_CHARS_MAX]) from None
+
+
+def _expanded(body: memoryview) -> bytes:
+    expander = zlib.decompressobj()
+    try:
+        expanded = expander.decompress(body[len(_COMPRESSED) :], limits.MESSAGE_BYTES_MAX)
+    except zlib.error as error:
+        raise Malformed(f"a report that cannot be expanded: {error}") from None
+    if not expander.eof or expander.unused_data:
+        raise Malformed(f"a report that is cut off, or has more than {limits.MESSAGE_BYTES_MAX} bytes")
+    return expanded
 
 
 def _body(data: bytes) -> memoryview:
@@ -681,7 +702,13 @@ def decode_peer_message(data: bytes) -> PeerMessage:
         Malformed: the bytes are not such a message.
         OtherVersion: they are of another protocol version.
     """
-    return _decode(_peer_decoder, data)
+    body = _body(data)
+    if not is_compressed(data):
+        return _decode(_peer_decoder, body)
+    message = _decode(_peer_decoder, _expanded(body))
+    if not isinstance(message, RunReport):
+        raise Malformed("a compressed message that is no report")
+    return message
 
 
 def decode_master_message(data: bytes) -> MasterMessage:
@@ -691,4 +718,4 @@ def decode_master_message(data: bytes) -> MasterMessage:
         Malformed: the bytes are not such a message.
         OtherVersion: they are of another protocol version.
     """
-    return _decode(_master_decoder, data)
+    return _decode(_master_decoder, _body(data))
