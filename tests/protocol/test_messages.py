@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 import zlib
 from typing import Any, get_args
@@ -77,6 +78,16 @@ outcomes = st.builds(
     *(naturals, st.integers(0, 12), st.integers(-(2**63), 2**63), texts, names, tuples(texts), naturals, naturals),
     *(tuples(ids), tuples(naturals), tuples(names)),
 )
+
+
+def with_orders(found: tuple[m.Decision, ...], orders: tuple[tuple[bytes, ...], ...]) -> tuple[m.Decision, ...]:
+    """Peers report an order with calls, or neither."""
+    replace = msgspec.structs.replace
+    pairs = zip(found, itertools.cycle(orders), strict=False)
+    return tuple(replace(one, order=order if one.calls else ()) for one, order in pairs)
+
+
+told = st.builds(with_orders, tuples(outcomes), tuples(tuples(ids, 1), 1, 2))
 lanes = st.builds(m.Lane, st.integers(1, limits.LANE_SHARE_MAX), ranks, st.just(()) | tuples(ranks, 3, 3))
 reducings = st.builds(m.Reducing, tuples(ids), st.integers(1, 2**24), st.integers(1, 3)) | st.builds(
     m.Reducing, tuples(ids, 3, 3), st.integers(1, 2**24), st.just(Algorithm.TREES), tuples(lanes, 1, 4)
@@ -123,7 +134,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
             naturals,
         ),
         st.none() | outcomes,
-        tuples(outcomes),
+        told,
         tuples(st.builds(m.Running, plans, st.none() | specs, st.booleans())),
         tuples(ids),
     ),
@@ -250,8 +261,11 @@ def test_large_reports_are_compressed() -> None:
     """L3: many peers send theirs at the same time when a master takes over."""
     report = large_report()
     data = m.encode(report)
-    assert m.is_compressed(data) and m.decode_peer_message(data) == report
+    decoded = m.decode_peer_message(data)
+    assert isinstance(decoded, m.RunReport)
+    assert m.is_compressed(data) and decoded == report
     assert len(data) < len(msgspec.msgpack.encode(report)) / 20
+    assert len({id(outcome.order) for outcome in decoded.outcomes}) == 1
     assert not m.is_compressed(m.encode(large_report(0)))
 
 

@@ -408,10 +408,17 @@ class MasterMachine:
             of_host = f", {count} of {peer.host_size} of host {peer.host}"
         self._outbox.log(Level.INFO, f"{peer.name} registered for group {peer.group}{of_host}{ahead}")
         self._welcome(peer)
-        for other in self._others_of_group(peer):  # The peer that registered later dials first.
-            newcomer = self.registry.as_neighbour(peer, other, dial=False)
-            self._outbox.send(other, NeighboursChanged(joined=(newcomer,)))
-        return None
+        return self._introduce(peer)
+
+    def _introduce(self, peer: Peer) -> None:
+        """Tells the others of its group how to reach a peer. Of a pair the one that registered later dials first."""
+        is_later = False
+        for other in self.registry.peers.values():
+            if other is peer:
+                is_later = True
+            elif other.group == peer.group:
+                neighbour = self.registry.as_neighbour(peer, other, dial=is_later)
+                self._outbox.send(other, NeighboursChanged(joined=(neighbour,)))
 
     def _has_our_promise(self, hello: Hello) -> bool:
         return Promise.of(hello) == self._leader.promise
@@ -1208,8 +1215,7 @@ class MasterMachine:
     ) -> None:
         """Welcomes a peer of the adopted run that comes after the others, and decides operations that waited for it."""
         self._welcome(peer)
-        for other in self._others_of_group(peer):  # Its addresses, and which end dials, may be new.
-            self._outbox.send(other, Neighbours(self.registry.neighbours_of(other)))
+        self._introduce(peer)  # Its addresses, and which end dials, may be new.
         self._relinked.update(self.registry.pending())
         self._takeover.apply(history, now_ns, has_one_address=has_one_address, late=late)
         self.collectives.send_plans(peer)

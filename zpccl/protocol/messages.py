@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.errors import ProtocolViolation, Result
@@ -307,7 +308,8 @@ class RunReport(_Message, tag="run_report", frozen=True):
     last_sync: Decision | None
     """The last committed sync of the sender's group."""
     outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
-    """The decisions of attempts, and the refusals of several calls, that the sender knows."""
+    """The decisions of attempts, and the refusals of several calls, that the sender knows. On the wire one that has
+    calls but no order has the order of the outcome before."""
     running: Annotated[tuple[Running, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     old_members: PeerIds = ()
     """As in Members: empty if the sender knows that the list is committed."""
@@ -651,9 +653,28 @@ class OtherVersion(ProtocolViolation):
         self.version = version
 
 
+def _without_repetition(report: RunReport) -> RunReport:
+    last: tuple[bytes, ...] = ()
+    outcomes = []
+    for outcome in report.outcomes:
+        is_same = bool(outcome.calls) and outcome.order == last
+        outcomes.append(replace(outcome, order=()) if is_same else outcome)
+        last = outcome.order or last
+    return replace(report, outcomes=tuple(outcomes))
+
+
+def _with_repetition(report: RunReport) -> RunReport:
+    last: tuple[bytes, ...] = ()
+    outcomes = []
+    for outcome in report.outcomes:
+        last = outcome.order or last
+        outcomes.append(replace(outcome, order=last) if outcome.calls else outcome)
+    return replace(report, outcomes=tuple(outcomes))
+
+
 def encode(message: Message) -> bytes:
     """Encodes a message. A RunReport names the same peers again and again, so that a large one is compressed."""
-    body = _encoder.encode(message)
+    body = _encoder.encode(_without_repetition(message) if isinstance(message, RunReport) else message)
     if isinstance(message, RunReport) and len(body) > limits.REPORT_PLAIN_BYTES_MAX:
         body = _COMPRESSED + zlib.compress(body, level=1)
     return _PREFIX + body
@@ -703,10 +724,10 @@ def decode_peer_message(data: bytes) -> PeerMessage:
         OtherVersion: they are of another protocol version.
     """
     body = _body(data)
-    if not is_compressed(data):
-        return _decode(_peer_decoder, body)
-    message = _decode(_peer_decoder, _expanded(body))
-    if not isinstance(message, RunReport):
+    message = _decode(_peer_decoder, _expanded(body) if is_compressed(data) else body)
+    if isinstance(message, RunReport):
+        return _with_repetition(message)
+    if is_compressed(data):
         raise Malformed("a compressed message that is no report")
     return message
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from zpccl import limits
 from zpccl.protocol.leadership import MemberList, descend
 from zpccl.protocol.memory import has_decided
@@ -90,12 +92,18 @@ class History:
             return
         self._note(report)
         reporter = report.hello.peer_id
-        self._reports[reporter] = report
+        outcomes = tuple(map(self._kept, report.outcomes))
+        self._reports[reporter] = replace(report, outcomes=outcomes, running=())
         self._reporters.append(reporter)
         for running in report.running:
             self._calls[running.plan.attempt_id] = running.plan.participants
             self._running.append((reporter, running))
         self._merge(report)
+
+    def _kept(self, outcome: Decision) -> Decision:
+        """The equal outcome of an earlier report, if there is one: each names all members, and all report the same."""
+        known = self.outcomes.get(outcome.attempt_id)
+        return known if known is not None and known == outcome else outcome
 
     def _merge(self, report: RunReport) -> None:
         if (report.round, report.round_value) > (self.round, self.round_value):
