@@ -63,6 +63,12 @@ class Network:
         """The number of participants."""
         return len(self.host_bytes_per_second)
 
+    @property
+    def is_known(self) -> bool:
+        """True if the round trip or the rate of any path is known."""
+        tables = (self.round_trip_ns, self.path_bytes_per_second)
+        return any(value for table in tables for row in table for value in row)
+
     def is_usable(self, one: int, other: int) -> bool:
         """True if there is a path between two participants."""
         return self.path_bytes_per_second[one][other] != 0

@@ -26,7 +26,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
 from zpccl.protocol.rings import mesh_edges, owners_of
-from zpccl.protocol.routes import plan, plan_ring, plan_trees_of
+from zpccl.protocol.routes import is_untried, plan, plan_ring, plan_trees_of
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 
@@ -45,6 +45,11 @@ class Planned:
     route: Route
     how: Reducing
     """The plan of this route, as it is sent."""
+
+    @property
+    def was_untried(self) -> bool:
+        """True if the route was planned without any knowledge, so that it has no claim to be kept."""
+        return is_untried(self.network, self.facts[1])
 
     def is_fresh(self, facts: tuple[int, Speeds], now_ns: int) -> bool:
         """True if the facts are unchanged or the route is new. All routes expire: old measurements are uncertain."""
@@ -153,7 +158,9 @@ class Planner:
             return self.matrix.network(peers, is_usable, now_ns)
 
         network = network_without(avoided)
-        previous = known.route if known is not None and (known.peers, known.links) == (peers, links) else None
+        previous = None
+        if known is not None and (known.peers, known.links) == (peers, links) and not known.was_untried:
+            previous = known.route
         route = _find_route(spec, peers, network, speeds, previous)
         if route is None and is_ring:  # Every route needs an avoided link. The ring of `peers` needs the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))

@@ -14,6 +14,9 @@ any must be quicker than the previous route by ROUTE_CHANGE_MIN_PERCENT, as the 
 simple plans, and small changes of rates do not change plans. Candidates that cannot be that much quicker are not
 computed.
 
+Around a ring 2 (N - 1) / N of the tensor cross the slowest path, in a direct exchange 2 / N. So the first all-reduce,
+before anything is known of the network or of the work, uses no ring if all paths are there.
+
 Each hop of a sum rounds a quantised tensor. A ring rounds most, and its time counts as QUANTIZED_DIRECT_PERCENT_MAX per
 cent of the estimate. The time of trees is lengthened less, in proportion to their roundings.
 
@@ -64,6 +67,11 @@ def plan(
         if route is not None:
             return route
     return None
+
+
+def is_untried(network: Network, speeds: Speeds) -> bool:
+    """True before the participants have reduced a large tensor."""
+    return not network.is_known and speeds.ring_bytes_per_second is speeds.direct_bytes_per_second is None
 
 
 def plan_ring(
@@ -130,6 +138,12 @@ class _Planner:
         """The best route by these algorithms, or the previous one if that is about as good; None if there is none."""
         if len(self._everyone) < 2:
             return Route(RING, self._everyone)
+        if (
+            is_untried(self._network, self._speeds)
+            and DIRECT in allowed
+            and self._model.with_time(Route(DIRECT, self._everyone)) is not None
+        ):
+            allowed = allowed - {RING}
         best = min(self._simple(allowed), key=self._cost, default=None)
         kept = self._kept(allowed, previous)
         cost_max = min(
