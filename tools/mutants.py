@@ -186,6 +186,14 @@ exclusive-calls-side-by-side: protocol.operation:Operations._count (unit tests)
   + None
 
 # --- Topology ---------------------------------------------------------------------------------------------------------
+ring-before-anything-is-known: protocol.routes:is_untried (unit tests)
+  B1: the slowest path carries almost two tensors in the first call
+  - not network.is_known and not are_rates_known
+  + False
+who-dials-a-late-peer-is-not-told: protocol.master:MasterMachine._introduce (unit tests)
+  L2: of the two ends of a link to a late peer none dials
+  - is_later = True
+  + is_later = False
 trees-for-all-reduces-only: protocol.routes:plan_trees_of (unit tests)
   L2: what has no ring is refused, though links connect all
   - limits.DIRECT_PEERS_MAX
@@ -1270,7 +1278,7 @@ rings-in-order-of-admission: protocol.plans:Planner.how (unit tests)
   + spec.kind != CollectiveKind.ALL_REDUCE or len(order) > limits.DIRECT_PEERS_MAX
 plans-that-waver: protocol.plans:Planner._route (unit tests)
   B1: rates that waver change the plan again and again, and void what is planned ahead
-  - known.route if known is not None and (known.peers, known.links) == (peers, links) else None
+  - known.route
   + None
 broadcast-from-where-a-ring-was-repaired: protocol.routes:_Planner._quickest_ring (unit tests)
   S1: the first of the order, which sends, is not the root

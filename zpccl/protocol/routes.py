@@ -71,7 +71,8 @@ def plan(
 
 def is_untried(network: Network, speeds: Speeds) -> bool:
     """True before the participants have reduced a large tensor."""
-    return not network.is_known and speeds.ring_bytes_per_second is speeds.direct_bytes_per_second is None
+    are_rates_known = speeds.ring_bytes_per_second is not None or speeds.direct_bytes_per_second is not None
+    return not network.is_known and not are_rates_known
 
 
 def plan_ring(
