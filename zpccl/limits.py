@@ -23,13 +23,13 @@ ADDRESS_CHARS_MAX = 270
 """Fits a host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """Send high-water mark of a control connection."""
 REPORT_PLAIN_BYTES_MAX = 4 * KIB
-"""A RunReport with more bytes is compressed: with 64 peers, to a fiftieth."""
+"""A RunReport with more bytes is compressed: with 64 peers, to a twentieth."""
 MESSAGE_PARTS_MAX = 64
 """Control messages sent together, as parts of one ZeroMQ message: waking ZeroMQ's thread costs more than the rest."""
 SEND_HOLD_NS = 5 * MS

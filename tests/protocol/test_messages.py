@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from zpccl import limits
 from zpccl.protocol import messages as m
@@ -82,7 +83,6 @@ outcomes = st.builds(
 
 def with_orders(found: tuple[m.Decision, ...], orders: tuple[tuple[bytes, ...], ...]) -> tuple[m.Decision, ...]:
     """Peers report an order with calls, or neither."""
-    replace = msgspec.structs.replace
     pairs = zip(found, itertools.cycle(orders), strict=False)
     return tuple(replace(one, order=order if one.calls else ()) for one, order in pairs)
 
@@ -184,14 +184,14 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: a change of the encoding needs a new PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x18\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x18\x93\xa8withdraw\x05\xc2"
+    assert m.encode(m.Leave()) == b"zp\x19\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x19\x93\xa8withdraw\x05\xc2"
     assert (
         m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
-        == b"zp\x18\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
+        == b"zp\x19\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
     )
     assert m.encode(HELLO).hex() == (
-        "7a7018" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "7a7019" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
         "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
         "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3" "00" "a0" "00" "c2"
@@ -251,9 +251,13 @@ def test_another_version(version: int) -> None:
 
 
 def large_report(count: int = 1000) -> m.RunReport:
-    """A report of 64 peers after many calls."""
+    """A report of 64 peers, which have joined at different times, after many calls."""
     order = tuple(bytes([number]) * 16 for number in range(64))
-    outcomes = tuple(m.Decision(n, 0, attempt_id=n, order=order, calls=(n,) * 64) for n in range(1, count + 1))
+    joined = tuple(number * number * 977 for number in range(64))
+    outcomes = tuple(
+        m.Decision(n, 0, attempt_id=n, order=order, calls=tuple(n + first for first in joined))
+        for n in range(1, count + 1)
+    )
     return m.RunReport(HELLO, 1, 5, (), 0, 0, None, outcomes, ())
 
 
@@ -264,9 +268,18 @@ def test_large_reports_are_compressed() -> None:
     decoded = m.decode_peer_message(data)
     assert isinstance(decoded, m.RunReport)
     assert m.is_compressed(data) and decoded == report
-    assert len(data) < len(msgspec.msgpack.encode(report)) / 20
+    assert len(data) < len(msgspec.msgpack.encode(report)) / 200
     assert len({id(outcome.order) for outcome in decoded.outcomes}) == 1
     assert not m.is_compressed(m.encode(large_report(0)))
+
+
+def test_steps_without_the_calls_before() -> None:
+    """B1: an outcome whose calls are steps needs an outcome before it with as many calls."""
+    first, second = large_report(2).outcomes
+    for outcomes in ((replace(first, order=()),), (first, replace(second, order=(), calls=(1,)))):
+        report = replace(large_report(0), outcomes=outcomes)
+        with pytest.raises(m.Malformed, match="steps from"):
+            m.decode_peer_message(PREFIX + msgspec.msgpack.encode(report))
 
 
 def test_damaged_reports() -> None:

@@ -309,7 +309,7 @@ class RunReport(_Message, tag="run_report", frozen=True):
     """The last committed sync of the sender's group."""
     outcomes: Annotated[tuple[Decision, ...], Meta(max_length=limits.OUTCOMES_KEPT_MAX)]
     """The decisions of attempts, and the refusals of several calls, that the sender knows. On the wire one that has
-    calls but no order has the order of the outcome before."""
+    calls but no order has the order of the one before, and its calls are the steps from the calls there."""
     running: Annotated[tuple[Running, ...], Meta(max_length=limits.CALLS_IN_FLIGHT_MAX)]
     old_members: PeerIds = ()
     """As in Members: empty if the sender knows that the list is committed."""
@@ -625,6 +625,8 @@ _master_decoder: msgspec.msgpack.Decoder[MasterMessage] = msgspec.msgpack.Decode
 _PREFIX = MAGIC + bytes([limits.PROTOCOL_VERSION])
 _COMPRESSED = b"\xc1"
 """The only byte that MessagePack never uses, before a large RunReport that is compressed."""
+_UINT64_MAX = 0xFFFF_FFFF_FFFF_FFFF
+"""The largest integer in MessagePack."""
 
 
 def name_of(kind: type[enum.IntEnum], value: int) -> str:
@@ -654,21 +656,34 @@ class OtherVersion(ProtocolViolation):
 
 
 def _without_repetition(report: RunReport) -> RunReport:
-    last: tuple[bytes, ...] = ()
+    order: tuple[bytes, ...] = ()
+    calls: tuple[int, ...] = ()
     outcomes = []
     for outcome in report.outcomes:
-        is_same = bool(outcome.calls) and outcome.order == last
-        outcomes.append(replace(outcome, order=()) if is_same else outcome)
-        last = outcome.order or last
+        told = outcome
+        if outcome.calls and outcome.order == order and len(outcome.calls) == len(calls):
+            steps = tuple((new - old) & _UINT64_MAX for old, new in zip(calls, outcome.calls, strict=True))
+            told = replace(outcome, order=(), calls=steps)
+        if outcome.calls:
+            order, calls = outcome.order, outcome.calls
+        outcomes.append(told)
     return replace(report, outcomes=tuple(outcomes))
 
 
 def _with_repetition(report: RunReport) -> RunReport:
-    last: tuple[bytes, ...] = ()
+    order: tuple[bytes, ...] = ()
+    calls: tuple[int, ...] = ()
     outcomes = []
-    for outcome in report.outcomes:
-        last = outcome.order or last
-        outcomes.append(replace(outcome, order=last) if outcome.calls else outcome)
+    for told in report.outcomes:
+        outcome = told
+        if told.calls and not told.order:
+            if len(told.calls) != len(calls):
+                raise Malformed(f"{len(told.calls)} steps from {len(calls)} calls")
+            sums = tuple((old + step) & _UINT64_MAX for old, step in zip(calls, told.calls, strict=True))
+            outcome = replace(told, order=order, calls=sums)
+        if outcome.calls:
+            order, calls = outcome.order, outcome.calls
+        outcomes.append(outcome)
     return replace(report, outcomes=tuple(outcomes))
 
 
