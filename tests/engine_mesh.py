@@ -122,6 +122,15 @@ class Mesh:
             engine.close()
 
 
+class Hosts(Mesh):
+    """Engines that treat each other as other hosts."""
+
+    def link(self, a: int, b: int, connections: int) -> None:
+        pairs = [socket_pair(near_host="127.0.0.2") for _ in range(connections)]
+        self.engines[a].open_link(peer_id(b), [pair[0].detach() for pair in pairs])
+        self.engines[b].open_link(peer_id(a), [pair[1].detach() for pair in pairs])
+
+
 @dataclass(frozen=True)
 class Case:
     """The parameters of one reduce, without its buffers."""

@@ -34,6 +34,7 @@ from zpccl.control.calls import PendingCall
 from zpccl.control.peer_loop import PeerLoop
 from zpccl.engine.engine import DIGEST_CHANNEL, Engine
 from zpccl.errors import Result
+from zpccl.protocol.messages import PathSample
 from zpccl.protocol.peer import State
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, QuantizedDataType, ReduceOp
 
@@ -566,21 +567,29 @@ def test_other_operations_wait_for_collectives(trio: Run) -> None:
 
 
 def test_optimize_topology_measures_paths_once(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All know whether they must measure, and they do not use the user's tensors for it."""
-    monkeypatch.setattr(limits, "MEASURING_BYTES_MAX", 4 * limits.MIB)
-    sizes: list[int] = []
-    reduce = zpccl.Communicator._reduce_to_measure
+    """All know whether they must measure, and meet before and after each round: for three pairs and three hosts."""
+    met: list[int] = []
+    meet = zpccl.Communicator._meet
 
-    def recorded(comm: zpccl.Communicator, data: np.ndarray, op: ReduceOp, algorithm: str) -> None:
-        sizes.append(data.size)
-        reduce(comm, data, op, algorithm)
+    def recorded(comm: zpccl.Communicator, round_count: int, measured: tuple[PathSample, ...]) -> None:
+        met.append(round_count)
+        assert all(path.is_probe and not path.is_limited for path in measured), "links within a host are no limit"
+        meet(comm, round_count, measured)
 
-    monkeypatch.setattr(zpccl.Communicator, "_reduce_to_measure", recorded)
+    monkeypatch.setattr(zpccl.Communicator, "_meet", recorded)
     assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
-    assert max(sizes) > 1 and all(sizes.count(size) % 3 == 0 for size in sizes)
-    before = len(sizes)
+    assert met == [6] * 3 * 7
     assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
-    assert len(sizes) == before
+    assert len(met) == 3 * 7
+
+
+def test_members_that_count_the_group_differently_end_their_measurement(trio: Run) -> None:
+    """L1: a member was lost as they began. Without this they would wait for each other in different calls."""
+    small = trio.start(trio.comms[0]._meet, 2, ())
+    others = [trio.start(comm._meet, 3, ()) for comm in trio.comms[1:]]
+    for handle in (small, *others):
+        with pytest.raises(zpccl.CollectiveMismatch):
+            finish(handle)
 
 
 def test_a_collective_during_another_operation_is_refused(trio: Run) -> None:

@@ -2,65 +2,175 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
+from engine_mesh import Hosts, Mesh, peer_id, until
 
 from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PCCLError, PeerLost, TooFewPeers
-from zpccl.measuring import measure_paths
-from zpccl.types import ReduceOp
+from zpccl.measuring import Prober, measure_paths, rounds
+from zpccl.protocol.messages import PathSample
 
-MIB = limits.MIB
-
-
-def sizes_at(
-    rate: float, world_size: int, monkeypatch: pytest.MonkeyPatch, fail: Callable[[int], None] = lambda call: None
-) -> list[tuple[int, str]]:
-    """The sizes of large all-reduces in a network that moves this many bytes per second."""
-    found: list[tuple[int, str]] = []
-    now = 0.0
-
-    def all_reduce(data: np.ndarray, op: ReduceOp, algorithm: str) -> None:
-        nonlocal now
-        if op is ReduceOp.MAX:
-            assert data.size == 1
-            return
-        found.append((data.nbytes, algorithm))
-        fail(len(found))
-        now += data.nbytes / rate
-
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    measure_paths(all_reduce, world_size)
-    return found
+SIZES = (2, 3, 4, 5, 8, 13, 63, 64)
 
 
-def test_exchanges_grow_until_they_take_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sizes_at(20 * MIB, 8, monkeypatch)
-    assert found == [(4 * MIB, "direct"), (16 * MIB, "direct"), (64 * MIB, "direct"), (64 * MIB, "auto")]
-    found = sizes_at(10 * MIB, 40, monkeypatch)
-    assert found == [(10 * MIB, "direct")] + [(10 * MIB, "auto")] * 3
+def peers_of(count: int) -> list[bytes]:
+    return [peer_id(rank) for rank in range(count)]
 
 
-def test_slow_networks_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the smallest tensor about which peers report anything."""
-    assert sizes_at(MIB / 10, 2, monkeypatch) == [(4 * MIB, "direct"), (4 * MIB, "auto")]
+# --- Rounds -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [2, 8, 128])
-def test_memory_has_a_bound(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1."""
-    assert max(size for size, _ in sizes_at(1e15, world_size, monkeypatch)) <= limits.MEASURING_BYTES_MAX
+@pytest.mark.parametrize("count", SIZES)
+def test_first_all_pairs_meet_alone(count: int) -> None:
+    """Each pair once, both ways, as many pairs as possible at a time."""
+    found = [targets for targets in rounds(peers_of(count), ()) if all(len(to) == 1 for to in targets.values())]
+    assert len(found) == count - 1 + count % 2
+    met = [(one, other) for targets in found for one, (other,) in targets.items()]
+    assert sorted(met) == sorted(itertools.permutations(peers_of(count), 2))
+    for targets in found:
+        assert len(targets) == count - count % 2 and all(targets[other] == (one,) for one, (other,) in targets.items())
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_then_each_host_sends_to_all_others(count: int) -> None:
+    """In a large group some at a time, as this takes long. With two peers it would show nothing new."""
+    found = [targets for targets in rounds(peers_of(count), ()) if any(len(to) > 1 for to in targets.values())]
+    senders = Counter(one for targets in found for one in targets)
+    assert senders == (Counter(peers_of(count)) if count > 2 else Counter())
+    assert all({one, *to} == set(peers_of(count)) for targets in found for one, to in targets.items())
+    assert len(found) <= limits.PROBE_HOST_ROUNDS_MAX
+    assert all(len(targets) == 1 for targets in found) or count > limits.PROBE_HOST_ROUNDS_MAX
+
+
+@pytest.mark.parametrize("count", SIZES[1:])
+@pytest.mark.parametrize("new", [1, 2])
+def test_newcomers_are_measured_alone(count: int, new: int) -> None:
+    """With all others, which do not repeat what they know."""
+    peers = peers_of(count)
+    known, newcomers = peers[:-new], peers[-new:]
+    found = list(rounds(peers, known))
+    met = [(one, other) for targets in found for one, to in targets.items() if len(to) == 1 for other in to]
+    assert sorted(met) == sorted(
+        (one, other) for one, other in itertools.permutations(peers, 2) if not {one, other} <= set(known)
+    )
+    hosts = newcomers if len(known) > 2 else peers
+    assert sorted(one for targets in found for one, to in targets.items() if len(to) > 1) == hosts
+    assert len(found) <= count + len(hosts)
+    assert list(rounds(peers, peers)) == [], "nothing is new"
+
+
+def test_large_groups_are_not_measured() -> None:
+    """All meet once nonetheless: a member that was just lost may have made the group small for others."""
+    assert list(rounds(peers_of(limits.DIRECT_PEERS_MAX + 1), ())) == []
+    met: list[int] = []
+
+    def meet(round_count: int, samples: tuple[PathSample, ...]) -> None:
+        met.append(round_count)
+
+    measure_paths(peers_of(limits.DIRECT_PEERS_MAX + 1), (), peer_id(0), lambda to: (), meet)
+    assert met == [0]
+
+
+def test_measurements_are_told_before_the_next_round() -> None:
+    """And the last ones before the call returns."""
+    told: list[tuple[PathSample, ...]] = []
+    probed: list[Sequence[bytes]] = []
+
+    def probe(to: Sequence[bytes]) -> tuple[PathSample, ...]:
+        assert len(told) == len(probed) + 1
+        probed.append(to)
+        return tuple(PathSample(peer, len(probed), 1) for peer in to)
+
+    def meet(round_count: int, samples: tuple[PathSample, ...]) -> None:
+        assert round_count == 6, "who counts other members, and so other rounds, makes another call"
+        told.append(samples)
+
+    a, b, c = peers_of(3)
+    measure_paths([a, b, c], (), b, probe, meet)
+    assert Counter(map(len, probed)) == {0: 3, 1: 2, 2: 1}, "three pairs, and three hosts"
+    assert told == [()] + [tuple(PathSample(peer, turn, 1) for peer in to) for turn, to in enumerate(probed, 1)]
 
 
 @pytest.mark.parametrize("error", [PeerLost, TooFewPeers, CollectiveMismatch])
-def test_the_loss_of_a_peer_ends_it(error: type[PCCLError], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_peer_ends_it(error: type[PCCLError]) -> None:
     """S1: for all others, since all get the same outcome."""
+    probed: list[Sequence[bytes]] = []
 
-    def fail(call: int) -> None:
-        if call == 2:
+    def meet(round_count: int, samples: tuple[PathSample, ...]) -> None:
+        if len(probed) == 2:
             raise error("lost")
 
-    assert len(sizes_at(20 * MIB, 8, monkeypatch, fail)) == 2
+    def probe(to: Sequence[bytes]) -> tuple[PathSample, ...]:
+        probed.append(to)
+        return ()
+
+    measure_paths(peers_of(3), (), peer_id(0), probe, meet)
+    assert len(probed) == 2
+
+
+# --- Probes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Three engines that treat each other as other hosts."""
+    with contextlib.closing(Hosts(3)) as mesh:
+        yield mesh
+
+
+def test_each_path_has_its_rate(hosts: Hosts) -> None:
+    """What comes is dropped, and nothing is left in a queue."""
+    begin = time.monotonic()
+    samples = Prober(hosts.engines[0], 0).probe(peers_of(3)[1:])
+    took = time.monotonic() - begin
+    assert [sample.peer_id for sample in samples] == peers_of(3)[1:]
+    for sample in samples:
+        assert sample.is_probe and sample.is_limited
+        assert 0 < sample.busy_us < took * 1e6
+        assert sample.sent_bytes > limits.PROBE_MESSAGE_BYTES and sample.round_trip_us > 0
+    assert sum(sample.sent_bytes for sample in samples) < 2 * limits.PROBE_BYTES_MAX
+    assert [engine.poll() for engine in hosts.engines] == [[], [], []]
+    assert Prober(hosts.engines[0], 0).probe(peers_of(3)[1:]), "the channel is free again"
+
+
+def test_both_ends_send_at_the_same_time(hosts: Hosts) -> None:
+    """Each on the channel of its rank, which the other has not opened."""
+    found: dict[int, tuple[PathSample, ...]] = {}
+
+    def probe(rank: int) -> None:
+        found[rank] = Prober(hosts.engines[rank], rank).probe([peer_id(1 - rank)])
+
+    threads = [threading.Thread(target=probe, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[rank][0].peer_id for rank in (0, 1)] == [peer_id(1), peer_id(0)]
+
+
+def test_links_that_are_lost_show_nothing(hosts: Hosts) -> None:
+    """L2: and hold nobody up."""
+    one, other = peers_of(3)[1:]
+    thread = threading.Timer(limits.PROBE_SAMPLE_NS / limits.SECOND, hosts.engines[2].close)
+    prober = Prober(hosts.engines[0], 0)
+    thread.start()
+    assert [sample.peer_id for sample in prober.probe([one, other])] in ([one], [one, other])
+    thread.join()
+    until(lambda: not prober.probe([other]))
+    assert prober.probe([]) == ()
+    hosts.engines[0].close()
+    assert prober.probe([one]) == ()
+
+
+def test_links_within_a_host_are_no_limit() -> None:
+    with contextlib.closing(Mesh(2)) as mesh:
+        begin = time.monotonic()
+        assert Prober(mesh.engines[0], 0).probe([peer_id(1)]) == (PathSample(peer_id(1), 0, 1, is_probe=True),)
+        assert time.monotonic() - begin < limits.PROBE_NS / limits.SECOND

@@ -1256,11 +1256,27 @@ falls-seen-by-and-by: protocol.matrix:_Estimate.observe (unit tests)
   L2: a path that falls to a tenth makes ten calls slow
   - 2 * rate > known
   + True
-paths-measured-again-and-again: protocol.plans:Planner.must_measure (unit tests)
-  L1: each optimize_topology takes seconds, because links within a host show nothing
+probed-paths-fall-with-each-attempt: protocol.matrix:Matrix.observe_attempt (unit tests)
+  L2: fast paths of a host that sends over many count as slow from the first call on
+  - is_as_planned and known is not None and known.holds(now_ns)
+  + False
+probed-hosts-rise-and-fall-with-each-attempt: protocol.matrix:Matrix.observe_attempt (unit tests)
+  L2: a host that gets little to send counts as slow from the first call on
+  - is_as_planned and probed is not None and probed.holds(now_ns)
+  + False
+probed-paths-never-fall: protocol.plans:Planner.learn (unit tests)
+  L2: a path that falls to a tenth is used as before for an hour
+  - planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns
+  + True
+probes-of-some-paths-taken-for-the-host: protocol.plans:Planner._observe (unit tests)
+  L2: a host whose other peers are within it counts as too slow for them
+  - len(probed) in (1, len(peers) - 1)
+  + probed
+paths-measured-again-and-again: protocol.plans:Planner.unmeasured (unit tests)
+  L1: each optimize_topology takes seconds, because members without a link show nothing
   - asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
   + False
-paths-of-newcomers-not-measured: protocol.plans:Planner.must_measure (unit tests)
+paths-of-newcomers-not-measured: protocol.plans:Planner.unmeasured (unit tests)
   L2: optimize_topology does nothing for members that have not been asked yet
   - asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
   + bool(asked) and now_ns - asked_ns < limits.RATE_DOUBLING_NS

@@ -396,12 +396,25 @@ RATE_SAMPLE_ROUND_TRIP_COUNT = 4
 """The transfer must also take this many round trips; otherwise it shows a lower bound of the rate."""
 RATE_DOUBLING_NS = 3600 * SECOND
 """A rate that is not measured again counts double after this time, so that slow paths are tried again."""
-MEASURING_NS = 1 * SECOND
-"""optimize_topology increases the size of its exchanges until one takes this long."""
-MEASURING_BYTES_MAX = 64 * MIB
-"""The largest of these exchanges: a tensor of this size is allocated."""
-MEASURING_PLANS_MAX = 3
-"""Then it tries this many plans, each based on all measurements so far, unless one takes twice MEASURING."""
+PROBE_NS = 1 * SECOND
+"""How long each round of optimize_topology sends."""
+PROBE_BYTES_MAX = 64 * MIB
+"""Or until the other ends have this much. Also the bound on what is queued, over all links."""
+PROBE_SAMPLE_NS = 50 * MS
+"""How often it reads TCP's counters."""
+PROBE_QUEUED_BYTES = 64 * KIB
+"""Bytes that it queues for a link at first: a burst would make slow paths lose much."""
+PROBE_QUEUE_NS = 50 * MS
+"""Later it queues as much more as a link seems to carry in this time,"""
+PROBE_QUEUE_ROUND_TRIP_COUNT = 3
+"""and in this many round trips."""
+PROBE_MESSAGE_BYTES = 16 * KIB
+"""Size of its messages."""
+PROBE_HOST_ROUNDS_MAX = 16
+"""Rounds in which hosts send to all others. In a larger group several do at the same time."""
+PROBE_TRUST_PERCENT_MAX = 200
+"""What was measured on purpose holds for RATE_DOUBLING, unless attempts take more than this percentage of what their
+plans say."""
 HOST_LIMITED_PERCENT_MAX = 80
 """If the links of a host together reach less than this percentage of their rates, the host is the limit."""
 EXPLAINED_MIN_PERCENT = 75

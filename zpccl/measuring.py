@@ -1,48 +1,169 @@
-"""Measures the paths of a group for `optimize_topology`, with all-reduces of dummy data.
+"""Measures the paths of a group for `optimize_topology`.
 
-Peers report the bytes that each path carried in an all-reduce, and the master plans by these reports
-(protocol/plans.py). So the data travels as in training: first in direct exchanges, which use every path, then by the
-master's plans. Exchanges grow until one takes long enough to show the rates of the paths.
+In rounds, so that nothing else uses the lines of those who send. First each two peers send to each other, alone: that
+shows the rate of their path. Then each peer in turn sends to all others: that shows how much its host sends in all.
+Between rounds all peers meet in an all-reduce of a few bytes, whose reports take the measurements to the master
+(protocol/plans.py).
+
+What is sent are messages on a channel that the receiver has not opened, so it drops them. The rate is what TCP has
+counted as acknowledged in the second half of a round, when its windows are open.
+
+The user's thread does all this. `Prober` owns the channel and its mailbox.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from zpccl import limits
+from zpccl.engine.engine import PROBE_CHANNEL, Engine, EngineError, LinkFlow
+from zpccl.engine.mailbox import Mailbox
 from zpccl.errors import CollectiveMismatch, PeerLost, TooFewPeers
-from zpccl.types import ReduceOp
+from zpccl.protocol.messages import PathSample
+
+_BODY = bytes(limits.PROBE_MESSAGE_BYTES)
 
 
-def measure_paths(all_reduce: Callable[[np.ndarray, ReduceOp, str], object], world_size: int) -> None:
-    """Sends over all paths between the members of a group. All of them must call it.
+def measure_paths(
+    peers: Sequence[bytes],
+    measured: Collection[bytes],
+    own: bytes,
+    probe: Callable[[Sequence[bytes]], tuple[PathSample, ...]],
+    meet: Callable[[int, tuple[PathSample, ...]], object],
+) -> None:
+    """Measures all paths between the members of a group. All of them must call it.
 
     If a peer is lost, all others end it; the measurements made so far stay.
 
     Args:
-        all_reduce: reduces a float32 array in place with an algorithm ("auto" or "direct").
-        world_size: members of the group.
+        peers: the members, in an order that is the same for all.
+        measured: those whose paths to each other are known already.
+        own: this peer.
+        probe: sends to some peers for a while, and returns what the paths have carried.
+        meet: returns when all peers have called it with the same number of rounds, and reports measurements.
+    """
+    samples: tuple[PathSample, ...] = ()
+    plan = list(rounds(peers, measured))
+    try:
+        for targets in plan:
+            meet(len(plan), samples)
+            samples = probe(targets.get(own, ()))
+        meet(len(plan), samples)
+    except (PeerLost, TooFewPeers, CollectiveMismatch):
+        pass  # A peer was lost, and peers may have counted the members with and without it. All others end here, too.
+
+
+def rounds(peers: Sequence[bytes], measured: Collection[bytes]) -> Iterator[dict[bytes, tuple[bytes, ...]]]:
+    """To whom each peer sends, round by round: first one other peer each, then all others. As for `measure_paths`.
+
+    There are none in a group that is too large for plans that follow the network.
+    """
+    count = len(peers)
+    if count > limits.DIRECT_PEERS_MAX:
+        return
+    places = count + count % 2  # The last place stays empty if the number of peers is odd.
+    for turn in range(places - 1):
+        circle = [0, *(1 + (turn + place) % (places - 1) for place in range(places - 1))]
+        pairs = [(circle[i], circle[-1 - i]) for i in range(places // 2)]
+        met = [(peers[one], peers[other]) for one, other in pairs if max(one, other) < count]
+        met = [pair for pair in met if not all(peer in measured for peer in pair)]
+        if met:
+            yield {one: (other,) for pair in met for one, other in (pair, pair[::-1])}
+    known = [peer for peer in peers if peer in measured]
+    known = known if len(known) > 2 else []  # Two peers measure nothing but their path.
+    hosts = [peer for peer in peers if peer not in known] if count > 2 else []
+    turns = min(len(hosts), limits.PROBE_HOST_ROUNDS_MAX)
+    for turn in range(turns):
+        yield {one: tuple(other for other in peers if other != one) for one in hosts[turn::turns]}
+
+
+class Prober:
+    """Sends meaningless bytes, and measures what the paths carry.
+
+    Args:
+        engine: the engine whose links are used.
+        rank: of this peer.
     """
 
-    def seconds_of(count: int, algorithm: str) -> float:
-        """Seconds that an all-reduce of `count` elements takes: the maximum over all peers, so all decide alike."""
-        data, begin = np.zeros(count, np.float32), time.monotonic()
-        all_reduce(data, ReduceOp.SUM, algorithm)
-        took = np.array([time.monotonic() - begin], np.float32)
-        all_reduce(took, ReduceOp.MAX, "auto")
-        return float(took[0])
+    def __init__(self, engine: Engine, rank: int) -> None:
+        self._engine = engine
+        self._channel = PROBE_CHANNEL + rank
+        self._mailbox = Mailbox()
+        self._mailbox.listen(engine, self._channel)
 
-    long_s = limits.MEASURING_NS / limits.SECOND
-    # A path carries 2 / N of the bytes: enough for two samples. Peers do not report paths for smaller tensors.
-    count = max(world_size * limits.RATE_SAMPLE_BYTES, limits.SPEED_TENSOR_BYTES) // 4
-    try:
-        while seconds_of(count, "direct") < long_s and 16 * count <= limits.MEASURING_BYTES_MAX:
-            count *= 4
-        for _ in range(limits.MEASURING_PLANS_MAX):
-            if seconds_of(count, "auto") >= 2 * long_s:
+    def probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
+        """Sends to some peers at once, for at most PROBE_NS. Paths within this host are no limit, and carry nothing."""
+        far = [peer for peer in peers if not self._engine.is_local(peer)]
+        samples = tuple(PathSample(peer, 0, 1, is_probe=True) for peer in peers if peer not in far)
+        if not far:
+            return samples
+        with contextlib.suppress(EngineError):  # The communicator was closed.
+            self._engine.open_channel(self._channel, self._mailbox.fileno())
+            try:
+                samples += self._probe(far)
+                self._drain(far)
+            finally:
+                self._engine.close_channel(self._channel)
+        return samples
+
+    def _probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
+        begin_ns = time.monotonic_ns()
+        taken = [(begin_ns, self._flows(peers))]
+        while True:
+            now_ns, flows = taken[-1]
+            for peer in peers:
+                self._fill(peer, taken, len(peers))
+            moved = sum(_moved(taken[0][1].get(peer), flow) for peer, flow in flows.items())
+            if now_ns - begin_ns >= limits.PROBE_NS or moved >= limits.PROBE_BYTES_MAX or not flows:
                 break
-    except (PeerLost, TooFewPeers, CollectiveMismatch):
-        pass  # A peer was lost, and peers may have counted the group with and without it. All others end here, too.
+            next_ns = min(now_ns + limits.PROBE_SAMPLE_NS, begin_ns + limits.PROBE_NS)
+            while self._mailbox.take(next_ns) and time.monotonic_ns() < next_ns:
+                for peer in peers:
+                    self._fill(peer, taken, len(peers))
+            taken.append((time.monotonic_ns(), self._flows(peers)))
+        middle_ns = (begin_ns + now_ns) // 2
+        half_ns, before = min(taken, key=lambda each: abs(each[0] - middle_ns))
+        return tuple(
+            PathSample(peer, moved, max(1, (now_ns - half_ns) // limits.US), flow.round_trip_us or 0, True, True)
+            for peer, flow in flows.items()
+            if (moved := _moved(before.get(peer), flow))
+        )
+
+    def _fill(self, peer: bytes, taken: list[tuple[int, dict[bytes, LinkFlow]]], count: int) -> None:
+        """Posts as much as the path seems to carry in some round trips: what is queued at the end must drain."""
+        (then_ns, before), (now_ns, after) = taken[-2:] if len(taken) > 1 else (taken[0], taken[0])
+        flow = after.get(peer)
+        round_trip_ns = (flow.round_trip_us or 0) * limits.US if flow is not None else 0
+        ahead_ns = limits.PROBE_QUEUE_NS + limits.PROBE_QUEUE_ROUND_TRIP_COUNT * round_trip_ns
+        moved = _moved(before.get(peer), flow)
+        queued = limits.PROBE_QUEUED_BYTES + moved * ahead_ns // max(1, now_ns - then_ns)
+        queued = min(queued, limits.PROBE_BYTES_MAX // count)
+        with contextlib.suppress(EngineError):  # The link was lost.
+            while self._engine.post_message(peer, self._channel, b"", _BODY, queued):
+                pass
+
+    def _drain(self, peers: Sequence[bytes]) -> None:
+        """Waits until the other ends have what is queued, for as long as sending took: it would disturb others."""
+        deadline_ns = time.monotonic_ns() + limits.PROBE_NS
+        for peer in peers:
+            with contextlib.suppress(EngineError):  # The link was lost.
+                while not self._engine.post_message(peer, self._channel, b"", b"", 1):
+                    if time.monotonic_ns() >= deadline_ns:
+                        return
+                    self._mailbox.take(deadline_ns)
+
+    def _flows(self, peers: Sequence[bytes]) -> dict[bytes, LinkFlow]:
+        flows = {}
+        for peer in peers:
+            with contextlib.suppress(EngineError):  # There is no link.
+                flows[peer] = self._engine.link_flow(peer)
+        return flows
+
+
+def _moved(before: LinkFlow | None, after: LinkFlow | None) -> int:
+    """Bytes acknowledged between two measurements; 0 if these are of different links."""
+    if before is None or after is None or before.link_id != after.link_id:
+        return 0
+    return sum(max(0, new - old) for old, new in zip(before.acked_bytes, after.acked_bytes, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_mesh import Case, Mesh, make_plan, peer_id, socket_pair, until, wait_done
+from engine_mesh import Case, Hosts, Mesh, make_plan, peer_id, until, wait_done
 
 from zpccl import limits
 from zpccl.control.rates import RateMeter, measure
@@ -18,15 +18,6 @@ BEFORE = LinkFlow(
     link_id=7, round_trip_us=900, queued_us=0, acked_bytes=[100, 5000], busy_us=[10, 20], is_limited=[False, False]
 )
 MIB = 1 << 20
-
-
-class Hosts(Mesh):
-    """Engines that treat each other as other hosts."""
-
-    def link(self, a: int, b: int, connections: int) -> None:
-        pairs = [socket_pair(near_host="127.0.0.2") for _ in range(connections)]
-        self.engines[a].open_link(peer_id(b), [pair[0].detach() for pair in pairs])
-        self.engines[b].open_link(peer_id(a), [pair[1].detach() for pair in pairs])
 
 
 @pytest.fixture

@@ -11,14 +11,24 @@ from networks import DEVICE
 
 import zpccl
 from e2e.harness import Peer, all_of, cluster, until
-from e2e.networks import hosts
+from e2e.networks import hosts, wide
 from zpccl import limits
 
 pytestmark = pytest.mark.e2e
 
+MBIT = 10**6 / 8
+
 
 def reduce_large(peer: Peer) -> None:
     peer.comm.all_reduce(np.ones(limits.SPEED_TENSOR_BYTES // 4, np.float32), op=zpccl.ReduceOp.SUM)
+
+
+def optimize(peer: Peer) -> None:
+    peer.comm.optimize_topology()
+
+
+def own_id(peer: Peer) -> str:
+    return peer.comm.peer_id
 
 
 def topology(peer: Peer) -> tuple[zpccl.Topology, str]:
@@ -45,6 +55,23 @@ def test_paths_have_rates_and_links_interfaces() -> None:
         assert {link.ends.local_address.rpartition(":")[0] for link in found.links} == {network.address(1)}
         assert {link.ends.remote_address.rpartition(":")[0] for link in found.links} == {"10.0.2.2", "10.0.3.2"}
         assert "paths measured" in text and DEVICE in text
+
+
+def test_optimize_topology_measures_paths_and_hosts() -> None:
+    """Each path by itself, and what each host sends in all. Host 1 has two paths that are faster than its line is."""
+    lines = ["link * * delay_ms=5 rate_mbit=16", "link 2 3 rate_mbit=4", "host 1 egress_mbit=20"]
+    with wide(4, *lines, "link 0 * rate_mbit=0") as network, cluster(network=network) as run:
+        peers = run.members(3)
+        ids = all_of(peers, own_id)
+        all_of(peers, optimize)
+        found, _ = peers[0].call(topology)
+        one, two, three = (next(peer for peer in found.peers if peer.peer_id == own) for own in ids)
+        for sender, receiver, mbit in ((one, two, 16), (one, three, 16), (three, one, 16), (two, three, 4)):
+            rate = found.path(sender, receiver).bytes_per_second
+            assert rate is not None and 0.6 < rate / (mbit * MBIT) < 1.1, (mbit, rate)
+        assert [peer.sent_bytes_per_second for peer in (one, two, three)] == [
+            pytest.approx(mbit * MBIT, rel=0.35) for mbit in (20, 20, 20)
+        ], "the others send as much as their two paths carry"
 
 
 def test_operators_see_the_rates() -> None:

@@ -33,6 +33,84 @@ def test_nothing_is_known_at_first() -> None:
     assert network(Matrix()) == Network.unknown(4)
 
 
+# --- Probes -----------------------------------------------------------------------------------------------------------
+
+
+def probe(matrix: Matrix[str], sender: str, now_ns: int = 0, **rates: int) -> None:
+    """What a peer has sent to others at the same time, on purpose, in MB/s."""
+    samples = [Sample(sender, other, mega_bytes * MB // 2, SECOND // 2, True) for other, mega_bytes in rates.items()]
+    matrix.observe_probe(sender, samples, now_ns)
+
+
+def attempt(matrix: Matrix[str], now_ns: int = 0, *, is_as_planned: bool = True) -> None:
+    """All of a's links have bytes waiting all the time, and that to b carries 2 MB/s."""
+    samples = [
+        Sample("a", other, mega_bytes * MB, SECOND, True) for other, mega_bytes in (("b", 2), ("c", 9), ("d", 9))
+    ]
+    matrix.observe_attempt(samples, now_ns, is_as_planned=is_as_planned)
+
+
+def test_a_probe_of_a_pair_shows_its_path() -> None:
+    """Both ways, and however little it carries."""
+    matrix: Matrix[str] = Matrix()
+    probe(matrix, "a", b=10)
+    matrix.observe_probe("b", [Sample("b", "a", 1000, SECOND, True)], 0)
+    assert rate(matrix, "a", "b") == 1000 and host(matrix, "a") is None
+    assert matrix.is_probed("a", "b", 0) and not matrix.is_probed("a", "b", limits.RATE_DOUBLING_NS)
+    matrix.observe("a", "c", MB, SECOND, 0)
+    matrix.observe("c", "a", MB, SECOND, 0)
+    assert not matrix.is_probed("a", "c", 0)
+
+
+def test_a_path_within_a_host_is_no_limit() -> None:
+    """And leaves unknown what the host sends to others."""
+    matrix: Matrix[str] = Matrix()
+    within = [Sample("a", "b", 0, SECOND, False), Sample("b", "a", 0, SECOND, False)]
+    for sample in within:
+        matrix.observe_probe(sample.sender, [sample], 0)
+    probe(matrix, "a", c=10)
+    matrix.observe_probe("a", [within[0], Sample("a", "c", 10 * MB, SECOND, True)], 0)
+    assert matrix.is_probed("a", "b", 0) and rate(matrix, "a", "b") is None and host(matrix, "a") is None
+
+
+def test_a_probe_of_a_host_shows_what_it_sends_in_all() -> None:
+    """The paths keep the rates that they have alone. What was believed before does not count."""
+    matrix: Matrix[str] = Matrix()
+    matrix._observe_host("a", False, 1, 0, True)
+    for other in "bcd":
+        probe(matrix, "a", **{other: 10})
+    probe(matrix, "a", b=5, c=5, d=7)
+    assert host(matrix, "a") == 17 * MB
+    assert [rate(matrix, "a", other) for other in "bcd"] == [10 * MB] * 3
+
+
+def test_what_was_probed_holds_while_attempts_take_the_time_of_their_plans() -> None:
+    """L2: a host that sends little in an attempt looks like one that can send no more, and links that share a host's
+    line look like slow paths."""
+    matrix: Matrix[str] = Matrix()
+    for other in "bcd":
+        probe(matrix, "a", **{other: 10})
+    probe(matrix, "a", b=5, c=5, d=7)
+    attempt(matrix)
+    assert host(matrix, "a") == 17 * MB and rate(matrix, "a", "b") == 10 * MB
+    late_ns = limits.RATE_DOUBLING_NS - 1
+    attempt(matrix, late_ns)
+    assert rate(matrix, "a", "b", 2 * late_ns) == 10 * MB, "confirmed"
+    attempt(matrix, 3 * late_ns)
+    assert rate(matrix, "a", "b", 3 * late_ns) == 2 * MB, "not confirmed within the hour"
+
+
+def test_what_was_probed_holds_no_more_if_attempts_take_long() -> None:
+    """L2: some path has fallen."""
+    matrix: Matrix[str] = Matrix()
+    for other in "bcd":
+        probe(matrix, "a", **{other: 10})
+    attempt(matrix, is_as_planned=False)
+    assert rate(matrix, "a", "b") == 2 * MB
+    matrix.observe_attempt([Sample("a", "b", 3 * MB, SECOND, True)], 0, is_as_planned=True)
+    assert rate(matrix, "a", "b") != 2 * MB, "later attempts count as well"
+
+
 # --- Paths ------------------------------------------------------------------------------------------------------------
 
 
@@ -116,15 +194,6 @@ def test_what_is_not_renewed_counts_more_and_more() -> None:
     assert rate(matrix, "a", "b", 4 * limits.RATE_DOUBLING_NS) == MB
     matrix.observe("a", "b", 3 * MB, SECOND, 0, is_limited=False)
     assert (rate(matrix, "a", "b", 10**30) or 0) > 0
-
-
-def test_a_path_is_known_while_both_directions_have_been_used_of_late() -> None:
-    matrix: Matrix[str] = Matrix()
-    matrix.observe("a", "b", MB, SECOND, 0, is_limited=False)
-    assert not matrix.is_known("a", "b", 0)
-    matrix.observe("b", "a", MB, SECOND, SECOND)
-    assert matrix.is_known("a", "b", SECOND) and matrix.is_known("b", "a", limits.RATE_DOUBLING_NS - 1)
-    assert not matrix.is_known("a", "b", limits.RATE_DOUBLING_NS)
 
 
 def test_round_trips_are_averaged() -> None:

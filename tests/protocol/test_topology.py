@@ -38,7 +38,7 @@ def test_a_round_takes_all_members_of_all_groups(bench: MasterBench, kind: Topol
     bench.members("x", group=1)
     assert bench.vote("a", kind, 1) == []
     assert bench.vote("b", kind, 2) == []
-    value = int(kind is OPTIMIZE)  # Nothing is known about their paths.
+    value = 2 if kind is OPTIMIZE else 0  # Nothing is known of the paths of b and x to those before them.
     assert bench.vote("x", kind, 3) == [(f"{name}1", Decision(call, OK, value)) for call, name in enumerate("abx", 1)]
 
 

@@ -14,7 +14,7 @@ from zpccl.engine.engine import DIGEST_CHANNEL, ReducePlan, TreeLane
 from zpccl.engine.tensors import NO_MEMORY, TensorView
 from zpccl.errors import PCCLError
 from zpccl.protocol.effects import StartReduce
-from zpccl.protocol.messages import CollectiveSpec, Reducing, Spec
+from zpccl.protocol.messages import CollectiveSpec, PathSample, Reducing, Spec
 from zpccl.protocol.rings import owners_of
 from zpccl.state.transfer import StateTransfer
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
@@ -78,6 +78,7 @@ class PendingCall:
         place: this peer's index in `peers`.
         error: the answer, while the old contents of its memory are put back.
         start: the attempt that begins once they are back, in place of one that was planned ahead.
+        measured: what paths have carried before, for the report.
     """
 
     spec: Spec | None = None
@@ -94,6 +95,7 @@ class PendingCall:
     rx_bytes: int = field(default=0, init=False)
     error: PCCLError | None = field(default=None, init=False)
     start: StartReduce | None = field(default=None, init=False)
+    measured: tuple[PathSample, ...] = field(default=(), init=False)
     _store_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_stored: bool = field(default=False, init=False)
 

@@ -546,11 +546,12 @@ class PeerLoop:
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
         if isinstance(event, ReduceDone):
             call = self._calls.get(self._attempts.get(event.attempt_id, -1))
-            if call is not None:
-                call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
             error = os.strerror(-event.status) if event.status < 0 else ""
             paths = self._rates.end(event.attempt_id)
             self._choose_senders(paths)
+            if call is not None:
+                call.tx_bytes, call.rx_bytes = event.tx_bytes, event.rx_bytes
+                paths += call.measured
             done = events.ReduceDone(event.attempt_id, event.digest, error, event.fault, event.has_told, paths)
             self._handle(done, now_ns)
         elif isinstance(event, MessageReceived):  # Messages of transfers go to the transfers' own mailboxes.

@@ -39,6 +39,8 @@ FREE_CHANNEL: int = lib.ZP_FREE_CHANNEL
 """Channels from this id on may be opened in any order, and belong to no attempt."""
 DIGEST_CHANNEL = 2**64 - 1
 """The free channel on which participants of a collective send each other the digests of their results."""
+PROBE_CHANNEL = 2**64 - 2**16
+"""The first of the free channels for meaningless messages. Each peer sends on that of its rank, and opens no other."""
 _NOBODY = bytes(PEER_ID_BYTES)
 _CLOSE_INTERVAL_S = 0.001
 _UNKNOWN_US = 2**32 - 1

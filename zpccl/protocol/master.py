@@ -181,8 +181,8 @@ class MasterMachine:
         how = (self.registry, self._outbox, self.paths)
         self.operations = Operations(self.registry, self._outbox, self._next_attempt_id, self._kick)
         self.collectives = Collectives(*how, self.operations, options.link_wait_ns)
-        must_measure = self.collectives.planner.must_measure
-        self.rounds = Rounds(*how, self.operations, self._admit, must_measure, options.admission_wait_ns)
+        unmeasured = self.collectives.planner.unmeasured
+        self.rounds = Rounds(*how, self.operations, self._admit, unmeasured, options.admission_wait_ns)
         self.syncs = StateSyncs(*how, self.operations, options.link_wait_ns)
         self._stragglers = Stragglers(self.registry, self._outbox, self.operations)
         self._takeover = TakeOver(self.registry, self._outbox, self.operations, self.rounds, self.syncs, self._kick)

@@ -10,6 +10,10 @@ rate of the path depends on what limited it:
     a host           Several links of a host had bytes waiting all the time, and all were slower than their paths were
                      before: what they carried together is the rate of the host. The paths can do at least as much.
 
+Which of these was the limit is a guess. In a probe (optimize_topology) it is known, since one host sends to one other,
+or to all others, and nothing else is under way. What a probe has shown holds while attempts take about as long as their
+plans say, and these attempts renew it.
+
 Each of several links of a host that waited for their paths has kept some part of its path's rate. Links that kept less
 than half of the best link's part are slow for their own reason.
 
@@ -59,6 +63,12 @@ class _Estimate:
     rate: int | None
     """In bytes per second; None: it has never been the limit."""
     seen_ns: int
+    is_probed: bool = False
+    """It was measured on purpose."""
+
+    def holds(self, now_ns: int) -> bool:
+        """True if it was measured on purpose, or confirmed since then, within RATE_DOUBLING."""
+        return self.is_probed and now_ns - self.seen_ns < limits.RATE_DOUBLING_NS
 
     def rate_at(self, now_ns: int) -> int | None:
         """The rate, doubled for each RATE_DOUBLING_NS in which it was not renewed."""
@@ -69,6 +79,7 @@ class _Estimate:
     def observe(self, rate: int, now_ns: int, *, is_limited: bool) -> None:
         """Takes a new rate into account: as a lower bound if the path did not limit it."""
         known = self.rate_at(now_ns)
+        self.is_probed = False
         if is_limited and known is None:
             self.rate, self.seen_ns = rate, now_ns
         elif known is not None and (is_limited or rate > known):
@@ -111,8 +122,28 @@ class Matrix(Generic[P]):
         estimate = self._paths.setdefault((sender, receiver), _Estimate(None, now_ns))
         estimate.observe(Sample(sender, receiver, sent_bytes, busy_ns, is_limited).rate, now_ns, is_limited=is_limited)
 
-    def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int) -> None:
-        """Takes all samples of an attempt into account, after finding out what limited each of them."""
+    def observe_probe(self, sender: P, samples: Sequence[Sample[P]], now_ns: int) -> None:
+        """What a peer has sent on purpose to one other peer alone, or to all others at once.
+
+        Paths within a host are said to be no limit. What a host sends in all is known only if it has no such paths.
+        """
+        self.changes += 1
+        if len(samples) == 1:
+            rate = samples[0].rate if samples[0].is_limited else None
+            self._paths[sender, samples[0].receiver] = _Estimate(rate, now_ns, is_probed=True)
+        elif all(sample.is_limited for sample in samples):
+            rate = sum(sample.rate for sample in samples)
+            self._hosts[sender, True] = _Estimate(rate, now_ns, is_probed=True)
+            self._hosts.pop((sender, False), None)
+
+    def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int, *, is_as_planned: bool = False) -> None:
+        """Takes all samples of an attempt into account, after finding out what limited each of them.
+
+        Args:
+            samples: of all peers.
+            now_ns: the time.
+            is_as_planned: the attempt took about as long as its plan says: then what was probed holds.
+        """
         samples = list(samples)
         by_host: dict[tuple[P, bool], list[Sample[P]]] = {}
         for sample in samples:
@@ -123,9 +154,17 @@ class Matrix(Generic[P]):
             slowed = self._slowed_by_host(group, now_ns)
             explained.update((sample.sender, sample.receiver) for sample in slowed)
             rate = sum(sample.rate for sample in group)
+            probed = self._hosts.get((peer, True))
+            if is_as_planned and probed is not None and probed.holds(now_ns):
+                probed.seen_ns = now_ns
+                continue
             if sum(sample.sent_bytes for sample in group) >= limits.RATE_SAMPLE_BYTES:
                 self._observe_host(peer, is_sending, rate, now_ns, bool(slowed))
         for sample in samples:
+            known = self._paths.get((sample.sender, sample.receiver))
+            if is_as_planned and known is not None and known.holds(now_ns):
+                known.seen_ns = now_ns
+                continue
             is_limited = sample.is_limited and (sample.sender, sample.receiver) not in explained
             self.observe(
                 sample.sender, sample.receiver, sample.sent_bytes, sample.busy_ns, now_ns, is_limited=is_limited
@@ -138,10 +177,10 @@ class Matrix(Generic[P]):
         self._round_trips_ns[pair] = max(0, (3 * known + round_trip_ns) // 4)
         self.changes += 1
 
-    def is_known(self, one: P, other: P, now_ns: int) -> bool:
-        """True if a path has been used in both directions within RATE_DOUBLING."""
+    def is_probed(self, one: P, other: P, now_ns: int) -> bool:
+        """True if a path was measured on purpose, in both directions, and that still holds."""
         known = [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
-        return len(known) == 2 and all(now_ns - each.seen_ns < limits.RATE_DOUBLING_NS for each in known)
+        return len(known) == 2 and all(each.holds(now_ns) for each in known)
 
     def forget(self, peer: P) -> None:
         """Forgets a lost peer."""

@@ -222,6 +222,8 @@ class PathSample(_Message, frozen=True):
     """The shortest recent one. 0: not known."""
     is_limited: bool = False
     """The path could carry no more: there was more to send all the time."""
+    is_probe: bool = False
+    """Measured on purpose: nothing else used the sender's line but what it sent to the peers of this report."""
 
 
 class Report(_Message, tag="report", frozen=True):

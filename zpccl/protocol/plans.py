@@ -25,7 +25,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
-from zpccl.protocol.rings import mesh_edges, owners_of
+from zpccl.protocol.rings import owners_of
 from zpccl.protocol.routes import is_untried, plan, plan_ring, plan_trees_of
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
@@ -94,11 +94,14 @@ class Planner:
         self, spec: CollectiveSpec, how: Reducing, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int
     ) -> None:
         """A collective was committed: learns from the reports how long it took, and what the paths have carried."""
-        self._observe(peers, reports, now_ns)
+        known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
         durations_us = [report.duration_us for report in reports.values() if report.duration_us]
+        planned_ns = known.route.time_ns if known is not None and known.how == how else None
+        took_ns = min(durations_us, default=0) * limits.US
+        is_as_planned = planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns
+        self._observe(peers, reports, now_ns, is_as_planned)
         if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
             return
-        known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
         if any(report.paths for report in reports.values()):
             return  # The network was the limit, or may have been: the time says nothing about the work.
         if known is None or known.how != how or tensor.are_sums_wide:
@@ -110,24 +113,26 @@ class Planner:
             self.speeds = {other: kept for other, kept in self.speeds.items() if self._registry.member_count(other)}
         self.speeds[group] = frozenset(peers), speeds
 
-    def must_measure(self, now_ns: int) -> bool:
-        """True if members should use each path once, because about some path nothing is known, or nothing recent.
+    def unmeasured(self, now_ns: int) -> int:
+        """How many members should measure their paths to all others now: from the first one with a path that has not
+        been measured on purpose within RATE_DOUBLING, to the end of the list.
 
-        This may not show everything, such as the rate of a link within a host. So the same members are not asked again
-        before RATE_DOUBLING.
+        This may not show everything, as where two members have no link. So the same members are not asked again before
+        RATE_DOUBLING.
         """
         members = tuple(self._registry.members())
         asked, asked_ns = self._asked
         if asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS:
-            return False
+            return 0
         groups: dict[int, list[Peer]] = {}
-        for peer in members:
-            groups.setdefault(peer.group, []).append(peer)
-        small = [group for group in groups.values() if len(group) <= limits.DIRECT_PEERS_MAX]
-        if all(self.matrix.is_known(*pair, now_ns) for group in small for pair in mesh_edges(group)):
-            return False
-        self._asked = members, now_ns
-        return True
+        for place, peer in enumerate(members):
+            before = groups.setdefault(peer.group, [])
+            is_small = self._registry.member_count(peer.group) <= limits.DIRECT_PEERS_MAX
+            if is_small and not all(self.matrix.is_probed(peer, other, now_ns) for other in before):
+                self._asked = members, now_ns
+                return len(members) - place
+            before.append(peer)
+        return 0
 
     def measurements(self, now_ns: int) -> Measurements:
         """What the matrix knows about members and their latest paths, or knew less than MEASUREMENTS_KEPT_NS ago."""
@@ -202,10 +207,11 @@ class Planner:
         listed = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in members)
         return Measurements(listed, tuple(paths), tuple(hosts))
 
-    def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int) -> None:
+    def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int, is_as_planned: bool) -> None:
         by_id = {peer.peer_id: peer for peer in peers}
-        samples = []
+        samples: list[Sample[Peer]] = []
         for sender, report in reports.items():
+            probed: list[Sample[Peer]] = []
             for path in report.paths:
                 receiver = by_id.get(path.peer_id)
                 if receiver is None or receiver is sender:
@@ -213,9 +219,12 @@ class Planner:
                 if path.round_trip_us:
                     self.matrix.observe_round_trip(sender, receiver, path.round_trip_us * limits.US)
                 self._measured |= {sender: None, receiver: None}
-                samples.append(Sample(sender, receiver, path.sent_bytes, path.busy_us * limits.US, path.is_limited))
+                sample = Sample(sender, receiver, path.sent_bytes, path.busy_us * limits.US, path.is_limited)
+                (probed if path.is_probe else samples).append(sample)
+            if len(probed) in (1, len(peers) - 1):  # Else some paths are missing.
+                self.matrix.observe_probe(sender, probed, now_ns)
         if samples:
-            self.matrix.observe_attempt(samples, now_ns)
+            self.matrix.observe_attempt(samples, now_ns, is_as_planned=is_as_planned)
 
 
 def tensor_of(spec: CollectiveSpec) -> Tensor:

@@ -12,8 +12,8 @@ It waits at most ADMISSION_WAIT for links that are being set up. A pending peer 
 admitted if it has a link to one member, since most operations need no more (paths.py); else it stays pending. Peers of
 one host are admitted together, or all stay pending.
 
-optimize_topology() tells the members whether they should measure their paths. They do so afterwards, by all-reduces of
-meaningless data (zpccl/measuring.py), so the results come in reports, like all that is known of paths.
+optimize_topology() tells the members how many of them, from the end of the list, should measure their paths to all
+others. All do so afterwards (zpccl/measuring.py), and meet in all-reduces, whose reports bring the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rounds(Kind[Attempt]):
         paths: Paths,
         operations: Operations,
         admit: Callable[[list[Peer], int], None],
-        must_measure: Callable[[int], bool],
+        unmeasured: Callable[[int], int],
         admission_wait_ns: int,
     ) -> None:
         self._registry = registry
@@ -46,7 +46,7 @@ class Rounds(Kind[Attempt]):
         self._paths = paths
         self._operations = operations
         self._admit = admit
-        self._must_measure = must_measure
+        self._unmeasured = unmeasured
         self.wait_ns = admission_wait_ns
         operations.add_kind(self, *TOPOLOGY.values())
 
@@ -79,7 +79,7 @@ class Rounds(Kind[Attempt]):
             elif function == PENDING:
                 self._complete(operation, int(bool(self._registry.joiners())))
             else:
-                self._complete(operation, int(self._must_measure(now_ns)))
+                self._complete(operation, self._unmeasured(now_ns))
 
     def _update(self, operation: Operation, now_ns: int) -> None:
         if operation.agreed_ns is None:
