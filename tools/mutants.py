@@ -1266,7 +1266,7 @@ probed-hosts-rise-and-fall-with-each-attempt: protocol.matrix:Matrix.observe_att
   + False
 probed-paths-never-fall: protocol.plans:Planner.learn (unit tests)
   L2: a path that falls to a tenth is used as before for an hour
-  - planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns
+  - known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
   + True
 probes-of-some-paths-taken-for-the-host: protocol.plans:Planner._observe (unit tests)
   L2: a host whose other peers are within it counts as too slow for them

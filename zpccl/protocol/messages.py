@@ -212,7 +212,7 @@ class Dropped(_Message, frozen=True):
 
 
 class PathSample(_Message, frozen=True):
-    """What the path to a peer has carried during an attempt."""
+    """What the path to a peer has carried during an attempt, or a probe."""
 
     peer_id: PeerId
     sent_bytes: Natural

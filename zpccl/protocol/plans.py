@@ -95,19 +95,19 @@ class Planner:
     ) -> None:
         """A collective was committed: learns from the reports how long it took, and what the paths have carried."""
         known, tensor = self._planned.get(_key(spec, peers)), tensor_of(spec)
+        if known is not None and known.how != how:
+            known = None  # There is a newer plan.
         durations_us = [report.duration_us for report in reports.values() if report.duration_us]
-        planned_ns = known.route.time_ns if known is not None and known.how == how else None
-        took_ns = min(durations_us, default=0) * limits.US
-        is_as_planned = planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns
+        took_ns = min(durations_us, default=0) * limits.US  # The duration of the last peer to start.
+        is_as_planned = known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
         self._observe(peers, reports, now_ns, is_as_planned)
         if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
             return
         if any(report.paths for report in reports.values()):
             return  # The network was the limit, or may have been: the time says nothing about the work.
-        if known is None or known.how != how or tensor.are_sums_wide:
+        if known is None or tensor.are_sums_wide:
             return
-        duration_ns = min(durations_us) * limits.US  # The duration of the last peer to start.
-        speeds = self._speeds_of(peers).learn(known.route, known.network, tensor, duration_ns)
+        speeds = self._speeds_of(peers).learn(known.route, known.network, tensor, took_ns)
         group = peers[0].group
         if group not in self.speeds:  # Groups without members make room.
             self.speeds = {other: kept for other, kept in self.speeds.items() if self._registry.member_count(other)}
