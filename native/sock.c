@@ -141,7 +141,9 @@ bool zp__sock_flow_of(int fd, zp__sock_flow *flow)
 	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) < 0 ||
 	    length < offsetof(struct tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time)
 		return false;
-	*flow = (zp__sock_flow){.acked_bytes = info.tcpi_bytes_acked,
+	/* Bytes behind a lost segment have arrived, too: else the counter would stand still until that is repaired. */
+	uint64_t behind = (uint64_t)info.tcpi_sacked * info.tcpi_snd_mss;
+	*flow = (zp__sock_flow){.acked_bytes = info.tcpi_bytes_acked + behind,
 				.busy_us = info.tcpi_busy_time,
 				.round_trip_us = info.tcpi_min_rtt,
 				.smoothed_us = info.tcpi_rtt,

@@ -135,7 +135,6 @@ def test_each_path_has_its_rate(hosts: Hosts) -> None:
         assert sample.is_probe and sample.is_limited
         assert 0 < sample.busy_us < took * 1e6
         assert sample.sent_bytes > limits.PROBE_MESSAGE_BYTES and sample.round_trip_us > 0
-    assert sum(sample.sent_bytes for sample in samples) < 2 * limits.PROBE_BYTES_MAX
     assert [engine.poll() for engine in hosts.engines] == [[], [], []]
     assert Prober(hosts.engines[0], 0).probe(peers_of(3)[1:]), "the channel is free again"
 

@@ -22,6 +22,7 @@ from zpccl.engine.engine import PROBE_CHANNEL, Engine, EngineError, LinkFlow
 from zpccl.engine.mailbox import Mailbox
 from zpccl.errors import CollectiveMismatch, PeerLost, TooFewPeers
 from zpccl.protocol.messages import PathSample
+from zpccl.protocol.network import connections_in_use
 
 _BODY = bytes(limits.PROBE_MESSAGE_BYTES)
 
@@ -109,6 +110,7 @@ class Prober:
         return samples
 
     def _probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
+        senders = self._use(peers[0], 1) if len(peers) == 1 else 0
         begin_ns = time.monotonic_ns()
         taken = [(begin_ns, self._flows(peers))]
         while True:
@@ -123,6 +125,8 @@ class Prober:
                 for peer in peers:
                     self._fill(peer, taken, len(peers))
             taken.append((time.monotonic_ns(), self._flows(peers)))
+            if senders:
+                senders = self._use(peers[0], max(senders, _needed(peers[0], *taken[-2:])))
         middle_ns = (begin_ns + now_ns) // 2
         half_ns, before = min(taken, key=lambda each: abs(each[0] - middle_ns))
         return tuple(
@@ -144,6 +148,12 @@ class Prober:
             while self._engine.post_message(peer, self._channel, b"", _BODY, queued):
                 pass
 
+    def _use(self, peer: bytes, senders: int) -> int:
+        """Sends over this number of connections. The windows of all at once would fill the queue of a slow path."""
+        with contextlib.suppress(EngineError):  # The link was lost.
+            self._engine.set_senders(peer, senders)
+        return senders
+
     def _drain(self, peers: Sequence[bytes]) -> None:
         """Waits until the other ends have what is queued, for as long as sending took: it would disturb others."""
         deadline_ns = time.monotonic_ns() + limits.PROBE_NS
@@ -160,6 +170,15 @@ class Prober:
             with contextlib.suppress(EngineError):  # There is no link.
                 flows[peer] = self._engine.link_flow(peer)
         return flows
+
+
+def _needed(peer: bytes, before: tuple[int, dict[bytes, LinkFlow]], after: tuple[int, dict[bytes, LinkFlow]]) -> int:
+    """How many connections a link needs for the rate that it has shown between two measurements."""
+    flow = after[1].get(peer)
+    if flow is None:
+        return 1
+    rate = _moved(before[1].get(peer), flow) * limits.SECOND // max(1, after[0] - before[0])
+    return connections_in_use(rate, (flow.round_trip_us or 0) * limits.US, limits.LINK_SENDER_WINDOW_BYTES)
 
 
 def _moved(before: LinkFlow | None, after: LinkFlow | None) -> int:

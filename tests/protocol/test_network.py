@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zpccl import limits
-from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor, Tree, frame_bytes
+from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor, Tree, connections_in_use, frame_bytes
 from zpccl.types import Algorithm
 
 MB = 10**6
@@ -109,16 +109,29 @@ def test_a_missing_path_rules_out_what_needs_it() -> None:
 
 
 def test_frames_fill_the_way_of_a_deep_tree() -> None:
-    """At each hop beyond the root's, as many frames as a link has connections; or the whole part, if that is less."""
+    """At each hop beyond the root's, as many frames as a link uses connections; or the whole part, if that is less."""
     rate, chain = 8 * MB, Route(TREES, (0, 1, 2), (Tree(1, (0, 0, 1)),))
-    filling_ns = limits.LINK_CONNECTIONS_DEFAULT * limits.SLOW_FRAME_BYTES * limits.SECOND // rate
+    filling_ns = 2 * limits.SLOW_FRAME_BYTES * limits.SECOND // rate
     model = Model(even(3, rate), Tensor(100 * MB), ENDLESS)
     assert model.latency_ns(chain) == 2 * filling_ns
     assert model.latency_ns(Route(TREES, (0, 1, 2), (star(3, 0),))) == 0
     small = Model(even(3, rate), Tensor(8000), ENDLESS)
     assert small.latency_ns(chain) == 2 * limits.MS
+    slow = Model(even(3, rate // 10), Tensor(100 * MB), ENDLESS)
+    assert slow.latency_ns(chain) == 10 * filling_ns, "one connection carries ten times less"
     far = Model(even(3, rate, round_trip_ns=limits.LINK_FAR_ROUND_TRIP_NS), Tensor(100 * MB), ENDLESS)
     assert (far.latency_ns(chain) or 0) > 2 * filling_ns + 2 * limits.LINK_FAR_ROUND_TRIP_NS
+
+
+def test_connections_in_use() -> None:
+    """As many as have what is in flight between them; near by as if the round trip were longer."""
+    second, window = limits.SECOND, 64 * limits.KIB
+    assert connections_in_use(0, second, window) == 1
+    assert connections_in_use(window, second, window) == 1
+    assert connections_in_use(window + 1, second, window) == 2
+    assert connections_in_use(10 * window, second // 2, window) == 5
+    assert connections_in_use(10 * window, 0, window) == 1
+    assert connections_in_use(250 * window, limits.LINK_SENDER_ROUND_TRIP_NS // 9, window) == 3
 
 
 def test_roundings() -> None:

@@ -18,6 +18,7 @@ import struct
 from zpccl import limits
 from zpccl.limits import SECOND, US
 from zpccl.protocol.messages import PathSample
+from zpccl.protocol.network import connections_in_use
 
 _ROUND_TRIP = struct.Struct("=68xI")  # tcp_info.tcpi_rtt of linux/tcp.h, in microseconds.
 _NAME_BYTES_MAX = 16  # TCP_CA_NAME_MAX of net/tcp.h.
@@ -59,14 +60,13 @@ def senders_for(path: PathSample, queued_us: int, used: int, count: int, congest
         congestion_control: the kernel's name for it; "" if unknown.
     """
     rate = path.sent_bytes * SECOND // (path.busy_us * US)
-    under_way = rate * max(path.round_trip_us * US, limits.LINK_SENDER_ROUND_TRIP_NS) // SECOND
     is_bbr = _is_bbr(congestion_control)
     window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
     is_sure = path.is_limited and path.busy_us >= limits.LINK_SENDER_ROUND_TRIP_COUNT * path.round_trip_us
     has_room = is_sure and used == count and 100 * queued_us <= limits.LINK_ROOM_QUEUE_PERCENT_MAX * path.round_trip_us
     if has_room or used > count:  # Connections added since stay: with them, the queues may be full.
         count = places_for(count)
-    wanted = max(1, min(count, -(-under_way // window)))
+    wanted = min(count, connections_in_use(rate, path.round_trip_us * US, window))
     if wanted >= used:
         return wanted
     return max(wanted, used // 4) if is_sure else used

@@ -286,8 +286,10 @@ class Model:
         rate = self.network.path_bytes_per_second[one][other]
         if not rate:
             return 0
-        is_far = (self.network.round_trip_ns[one][other] or 0) >= limits.LINK_FAR_ROUND_TRIP_NS
-        frames = limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_far else limits.LINK_CONNECTIONS_DEFAULT
+        round_trip_ns = self.network.round_trip_ns[one][other] or 0
+        is_far = round_trip_ns >= limits.LINK_FAR_ROUND_TRIP_NS
+        count = limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_far else limits.LINK_CONNECTIONS_DEFAULT
+        frames = min(count, connections_in_use(rate, round_trip_ns, limits.LINK_SENDER_WINDOW_BBR_BYTES))
         return min(part_bytes, frames * frame_bytes(rate)) * limits.SECOND // rate
 
     def host_bytes(self, route: Route) -> int:
@@ -334,6 +336,12 @@ class Model:
             load = wire_bytes if route.algorithm is Algorithm.ONE_SHOT else 2 * wire_bytes // count
         slowest = min((rate for one, other in route.edges if (rate := rates[one][other])), default=0)
         return load * limits.SECOND // slowest if slowest else 0
+
+
+def connections_in_use(rate_bytes_per_second: int, round_trip_ns: int, window_bytes: int) -> int:
+    """The least number of connections of a link of which each has at most `window_bytes` in flight."""
+    round_trip_ns = max(round_trip_ns, limits.LINK_SENDER_ROUND_TRIP_NS)
+    return max(1, -(-rate_bytes_per_second * round_trip_ns // (window_bytes * limits.SECOND)))
 
 
 def frame_bytes(rate_bytes_per_second: int) -> int:
