@@ -440,11 +440,17 @@ ssize_t zp__connection_receive(zp__connection *c, struct iovec *iov, int count)
 /* Puts a frame at the end of `flow` and wakes a connection for it. */
 void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame)
 {
+	zp__link_offer_before(link, flow, &flow->frames, frame);
+}
+
+/* Puts a frame before another one, `next`, of the same flow, and wakes a connection for it. */
+void zp__link_offer_before(zp__link *link, zp__flow *flow, zp__list *next, zp__list *frame)
+{
 	if (!link->open)
 		return;
 	if (zp__list_empty(&flow->frames))
 		zp__list_append(&link->flows, &flow->node);
-	zp__list_append(&flow->frames, frame);
+	zp__list_append(next, frame);
 	zp__link_wake_idle(link);
 }
 

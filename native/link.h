@@ -35,7 +35,7 @@ typedef struct zp__message_out zp__message_out;
 typedef struct zp__slot zp__slot;
 typedef struct zp__thread zp__thread;
 
-/* A FIFO queue of the frames of one attempt, or of the messages of one link. The flows of a link take turns. */
+/* A queue of the frames of one attempt, or of the messages of one link. The flows of a link take turns. */
 typedef struct {
 	zp__list node;	      /* in link->flows while `frames` is not empty, otherwise in no list */
 	zp__list open_node;   /* in link->open_flows from zp__flow_open() to zp__flow_close() */
@@ -151,6 +151,7 @@ void zp__link_release(zp__link *link);					/* lock held */
 void zp__link_lose(zp__link *link, int status, bool tell);		/* lock held */
 void zp__connection_lose(zp__connection *connection, int status);	/* lock held */
 void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame);	/* lock held */
+void zp__link_offer_before(zp__link *link, zp__flow *flow, zp__list *next, zp__list *frame); /* lock held */
 bool zp__link_wake_idle(zp__link *link);				/* lock held */
 void zp__link_wake_any(zp__link *link);					/* lock held */
 void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt); /* lock held, or the link is new */

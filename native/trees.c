@@ -238,12 +238,33 @@ static int trees_allocate(zp__attempt *attempt)
 	return rc < 0 ? rc : zp__region_take(attempt->engine, wires * l->wire_stride, &attempt->wire);
 }
 
+/* When a frame is due if all lanes progress evenly: a number that grows in the course of the attempt. */
+static uint64_t due_of(const zp__attempt *attempt, const zp__slot *slot)
+{
+	uint32_t lane = slot->lane, child;
+	uint64_t number;
+	if (is_copy(attempt, slot)) {
+		copy_find(attempt, slot, &number, &child);
+	} else {
+		lane = zp__slot_span(&attempt->layout, slot_index(attempt, slot)).chunk;
+		number = slot_number(attempt, slot, lane);
+	}
+	return ((2 * number + 1) << 20) / zp__chunk_slots(&attempt->layout, lane);
+}
+
+/* Queues a frame behind those that are due before it. Without this order the shares, which are ready first, would all
+ * be sent first: hosts with few shares to send would idle at first, and those with few results at the end. */
 static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot, enum zp__frame_kind kind)
 {
 	zp__neighbour *to = &attempt->neighbours[neighbour];
+	zp__list *frames = &to->flow.frames, *next = frames;
+	uint64_t due = due_of(attempt, slot);
 	slot->kind = (uint8_t)kind;
 	slot->flags |= ZP__SLOT_REDUCED;
-	zp__link_offer(to->link, &to->flow, &slot->node);
+	if (!zp__list_empty(frames) && due < due_of(attempt, ZP__ELEMENT(frames->previous, zp__slot, node)))
+		for (next = frames->next; due_of(attempt, ZP__ELEMENT(next, zp__slot, node)) <= due;)
+			next = next->next;
+	zp__link_offer_before(to->link, &to->flow, next, &slot->node);
 }
 
 /* Queues our share of a slot. */
