@@ -26,6 +26,7 @@
 #include "early.h"
 #include "engine.h"
 #include "message.h"
+#include "pace.h"
 
 bool zp__is_eager(const zp__attempt *attempt)
 {
@@ -49,10 +50,12 @@ static bool may_be_early(const zp__link *link, const zp__attempt *attempt)
 }
 
 /* The first frame of a flow that may be sent. NULL: none. Messages to different channels do not wait for each other. */
-static zp__list *frame_of(const zp__link *link, const zp__flow *flow)
+static zp__list *frame_of(zp__link *link, const zp__flow *flow)
 {
 	const zp__attempt *attempt = flow->attempt;
 	if (attempt) {
+		if (zp__pace_holds(link, flow))
+			return NULL;
 		bool may = flow->begun || zp__is_eager(attempt) || may_be_early(link, attempt);
 		return may ? flow->frames.next : NULL;
 	}
@@ -78,21 +81,12 @@ zp__list *zp__frame_next(zp__link *link, zp__flow **result)
 			flow->eager_bytes += charge;
 			link->eager_bytes += charge;
 		}
+		flow->due_ns += flow->step_ns;
 		*result = flow;
 		return frame;
 	}
 	link->withholds = !zp__list_empty(&link->flows);
 	return NULL;
-}
-
-/* Lets the connections look for frames again, because more may be sent now. */
-static void look_again(zp__link *link)
-{
-	if (!link->withholds || !link->open)
-		return;
-	link->withholds = false;
-	for (uint32_t i = 0; i < link->connection_count; i++)
-		zp__connection_attend(&link->connections[i]);
 }
 
 static void credit_return(zp__link *link, zp__flow *flow)
@@ -104,7 +98,7 @@ static void credit_return(zp__link *link, zp__flow *flow)
 void zp__eager_release(zp__link *link, zp__flow *flow)
 {
 	credit_return(link, flow);
-	look_again(link);
+	zp__link_look_again(link);
 }
 
 void zp__opened_offer(zp__link *link)
@@ -170,7 +164,7 @@ enum zp__verdict zp__opened_admit(zp__connection *c)
 	if (frame->id <= link->channel_max) /* A later announcement has overtaken it. */
 		return ZP__DROP;
 	link->channel_max = frame->id;
-	look_again(link);
+	zp__link_look_again(link);
 	return ZP__DROP;
 }
 
@@ -181,9 +175,10 @@ static void started_note(zp__attempt *attempt, zp__link *link)
 		if (attempt->neighbours[i].link != link)
 			continue;
 		attempt->neighbours[i].flow.begun = true;
+		zp__pace_restart(&attempt->neighbours[i].flow);
 		credit_return(link, &attempt->neighbours[i].flow);
 	}
-	look_again(link);
+	zp__link_look_again(link);
 }
 
 enum zp__verdict zp__started_admit(zp__connection *c)

@@ -92,6 +92,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	if (!engine)
 		return -ENOMEM;
 	engine->config = *config;
+	engine->resume_ns = UINT64_MAX;
 	zp__list_init(&engine->links);
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);

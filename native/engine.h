@@ -28,6 +28,7 @@ struct zp__thread {
 	zp__waiter waiter;
 	zp__list run;	    /* connections with something to do; owned by the thread */
 	zp__list attention; /* under the lock */
+	bool checks;	    /* the first thread must look at its deadlines again; under the lock */
 	bool woken;	    /* the wakeup was signalled since the thread last took the attention list; under the lock */
 	uint8_t *scratch;   /* ZP__SCRATCH_BYTES, for bodies that are dropped; owned by the thread */
 };
@@ -44,6 +45,7 @@ struct zp_engine {
 	uint64_t attempts_learnt[ZP__ID_WINDOW / 64]; /* bits by id modulo ZP__ID_WINDOW, down from attempt_max */
 	uint64_t link_id_last;
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
+	uint64_t resume_ns;	 /* the least of all links; UINT64_MAX: none */
 	zp__list links, channels, parked, messages;
 	zp__list early; /* those of `messages` that are frames of attempts not begun yet */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];

@@ -155,6 +155,7 @@ static void link_adopt(zp__link *link)
 	link->senders_max =
 		link->local && engine->config.local_senders_max ? engine->config.local_senders_max : UINT32_MAX;
 	link->open = true;
+	link->resume_ns = UINT64_MAX;
 	zp__list_append(&engine->links, &link->node);
 	engine->link_count++;
 	zp__thread_wake(&engine->threads[0]); /* It checks links for broken paths. */
@@ -425,6 +426,16 @@ void zp__link_wake_any(zp__link *link)
 {
 	if (!zp__link_wake_idle(link) && !zp__list_empty(&link->idle))
 		zp__connection_attend(ZP__ELEMENT(link->idle.next, zp__connection, idle_node));
+}
+
+/* Lets the connections look for frames again, because more may be sent now. */
+void zp__link_look_again(zp__link *link)
+{
+	if (!link->withholds || !link->open)
+		return;
+	link->withholds = false;
+	for (uint32_t i = 0; i < link->connection_count; i++)
+		zp__connection_attend(&link->connections[i]);
 }
 
 ssize_t zp__connection_send(zp__connection *c, struct iovec *iov, int count)

@@ -45,6 +45,8 @@ typedef struct {
 	bool announces;	      /* its STARTED waits to be sent, or was sent */
 	bool begun;	      /* the other end has announced that it has begun the attempt */
 	uint64_t eager_bytes; /* bytes sent before that */
+	uint64_t step_ns, due_ns; /* its schedule: when the next frame may be sent, and how much later each further one.
+				   * step_ns 0: at once (pace.c) */
 	/* By connection: frames that it has sent, in order, and may have to retransmit (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
 } zp__flow;
@@ -130,7 +132,8 @@ struct zp__link {
 	uint64_t eager_bytes;	 /* of all flows */
 	bool opened_offered;	 /* OPENED waits to be sent, or was sent */
 	bool opened_queued;	 /* OPENED waits to be sent */
-	bool withholds;		 /* frames wait, but none may be sent before the other end announces more */
+	bool withholds;		 /* frames wait, but none may be sent before the other end announces more, or time passes */
+	uint64_t resume_ns;	 /* when the next frame is due of flows that had none to send; UINT64_MAX: none */
 	uint64_t moved_bytes;	 /* of attempts, sent and received */
 	uint64_t moved_frames;	 /* of attempts, sent and received completely */
 	uint64_t moved_ns;	 /* when the last of them was complete */
@@ -154,6 +157,7 @@ void zp__link_offer(zp__link *link, zp__flow *flow, zp__list *frame);	/* lock he
 void zp__link_offer_before(zp__link *link, zp__flow *flow, zp__list *next, zp__list *frame); /* lock held */
 bool zp__link_wake_idle(zp__link *link);				/* lock held */
 void zp__link_wake_any(zp__link *link);					/* lock held */
+void zp__link_look_again(zp__link *link);				/* lock held */
 void zp__flow_open(zp__flow *flow, zp__link *link, zp__attempt *attempt); /* lock held, or the link is new */
 void zp__flow_close(zp__link *link, zp__flow *flow);			/* lock held */
 void zp__link_retract(zp__flow *flow);					/* lock held */

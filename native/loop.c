@@ -15,6 +15,7 @@
 #include "engine.h"
 #include "link.h"
 #include "message.h"
+#include "pace.h"
 #include "sock.h"
 
 static _Thread_local zp__thread *current;
@@ -62,12 +63,14 @@ static void watch(zp__thread *thread, zp__connection *c)
 		zp__connection_ready(c, false, true, false);
 }
 
-/* Handles the attention list. False: the thread must end. */
-static bool look(zp__thread *thread)
+/* Handles the attention list, and takes thread->checks. False: the thread must end. */
+static bool look(zp__thread *thread, bool *check)
 {
 	zp_engine *engine = thread->engine;
 	pthread_mutex_lock(&engine->mutex);
 	thread->woken = false;
+	*check |= thread->checks;
+	thread->checks = false;
 	while (!zp__list_empty(&thread->attention)) {
 		zp__connection *c = ZP__ELEMENT(thread->attention.next, zp__connection, attention_node);
 		zp__list_remove(&c->attention_node);
@@ -134,7 +137,7 @@ static void *thread_main(void *argument)
 	fesetenv(FE_DFL_ENV);
 	uint64_t deadline_ns = UINT64_MAX;
 	bool check = true;
-	while (look(thread)) {
+	while (look(thread, &check)) {
 		uint64_t now_ns = 0;
 		if (thread->index == 0) {
 			now_ns = zp__now_ns();
@@ -143,6 +146,8 @@ static void *thread_main(void *argument)
 				uint64_t links_ns = zp__links_check(engine, now_ns);
 				deadline_ns = zp__attempts_check(engine, now_ns);
 				deadline_ns = links_ns < deadline_ns ? links_ns : deadline_ns;
+				uint64_t paces_ns = zp__paces_check(engine, now_ns);
+				deadline_ns = paces_ns < deadline_ns ? paces_ns : deadline_ns;
 				uint64_t buffers_ns = zp__buffers_trim(engine, now_ns);
 				deadline_ns = buffers_ns < deadline_ns ? buffers_ns : deadline_ns;
 				bool attention = !zp__list_empty(&thread->attention);

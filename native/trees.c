@@ -67,6 +67,7 @@
 
 #include "buffers.h"
 #include "lanes.h"
+#include "pace.h"
 
 #define NO_PARENT UINT32_MAX
 
@@ -283,8 +284,22 @@ static void result_offer(zp__attempt *attempt, const zp__tree *tree, uint64_t nu
 	}
 }
 
+/* How many frames go to a neighbour. */
+static uint64_t frames_to(const zp__attempt *attempt, uint32_t neighbour)
+{
+	uint64_t frames = 0;
+	for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++) {
+		const zp__tree *tree = &attempt->trees[lane];
+		if (tree->parent == neighbour || child_at(tree, neighbour) < tree->child_count)
+			frames += zp__chunk_slots(&attempt->layout, lane);
+	}
+	return frames;
+}
+
 static void trees_start(zp__attempt *attempt)
 {
+	for (uint32_t i = 0; attempt->plan.pace_us && i < attempt->neighbour_count; i++)
+		zp__pace_start(&attempt->neighbours[i].flow, attempt->plan.pace_us, frames_to(attempt, i));
 	uint64_t longest = 0;
 	for (uint32_t lane = 0; lane < attempt->layout.chunks; lane++) {
 		const zp__tree *tree = &attempt->trees[lane];

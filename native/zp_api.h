@@ -150,6 +150,8 @@ typedef struct {
 	uint64_t digest_channel;    /* once the result is there, all other peers get its digest in a message on this
 				     * channel: attempt, `call`, digest, each 64 bits, big-endian. 0: nobody does */
 	uint64_t call;		    /* a number of the caller */
+	uint64_t pace_us;	    /* with lanes: the frames to each peer are sent in equal steps over this time, and not
+				     * earlier. 0: as fast as possible */
 } zp_reduce_plan;
 
 typedef struct {

@@ -145,6 +145,7 @@ class Case:
     algorithm: Algorithm = Algorithm.RING
     quantized: QuantizedDataType = QuantizedDataType.UINT8
     lanes: tuple[TreeLane, ...] = ()
+    pace_us: int = 0
 
 
 @contextmanager
@@ -173,6 +174,7 @@ def make_plan(case: Case, attempt_id: int, rank: int, size: int, source: np.ndar
         algorithm=case.algorithm,
         quantized_datatype=case.quantized,
         lanes=case.lanes,
+        pace_us=case.pace_us,
     )
 
 

@@ -14,10 +14,13 @@ The user's thread does all this. `Prober` owns the channel and its mailbox.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
 
 from zpccl import limits
+from zpccl.control.connection_count import ask_for_bbr
 from zpccl.engine.engine import PROBE_CHANNEL, Engine, EngineError, LinkFlow
 from zpccl.engine.mailbox import Mailbox
 from zpccl.errors import CollectiveMismatch, PeerLost, TooFewPeers
@@ -25,6 +28,8 @@ from zpccl.protocol.messages import PathSample
 from zpccl.protocol.network import connections_in_use
 
 _BODY = bytes(limits.PROBE_MESSAGE_BYTES)
+_Taken: TypeAlias = tuple[int, dict[bytes, LinkFlow]]
+"""When TCP's counters were read, and the counters by peer."""
 
 
 def measure_paths(
@@ -90,12 +95,17 @@ class Prober:
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine = engine
+        with socket.socket() as far:
+            self._is_bbr = ask_for_bbr(far)  # As far connections do.
         self._channel = PROBE_CHANNEL + rank
         self._mailbox = Mailbox()
         self._mailbox.listen(engine, self._channel)
 
     def probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
-        """Sends to some peers at once, for at most PROBE_NS. Paths within this host are no limit, and carry nothing."""
+        """Sends to one peer for at most PROBE_NS, or to several at once for at most PROBE_HOST_NS.
+
+        Paths within this host are no limit, and carry nothing.
+        """
         far = [peer for peer in peers if not self._engine.is_local(peer)]
         samples = tuple(PathSample(peer, 0, 1, is_probe=True) for peer in peers if peer not in far)
         if not far:
@@ -112,21 +122,22 @@ class Prober:
     def _probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
         senders = self._use(peers[0], 1) if len(peers) == 1 else 0
         begin_ns = time.monotonic_ns()
+        end_ns = begin_ns + _duration_ns(peers)
         taken = [(begin_ns, self._flows(peers))]
         while True:
             now_ns, flows = taken[-1]
             for peer in peers:
                 self._fill(peer, taken, len(peers))
             moved = sum(_moved(taken[0][1].get(peer), flow) for peer, flow in flows.items())
-            if now_ns - begin_ns >= limits.PROBE_NS or moved >= limits.PROBE_BYTES_MAX or not flows:
+            if now_ns >= end_ns or moved >= limits.PROBE_BYTES_MAX or not flows:
                 break
-            next_ns = min(now_ns + limits.PROBE_SAMPLE_NS, begin_ns + limits.PROBE_NS)
+            next_ns = min(now_ns + limits.PROBE_SAMPLE_NS, end_ns)
             while self._mailbox.take(next_ns) and time.monotonic_ns() < next_ns:
                 for peer in peers:
                     self._fill(peer, taken, len(peers))
             taken.append((time.monotonic_ns(), self._flows(peers)))
             if senders:
-                senders = self._use(peers[0], max(senders, _needed(peers[0], *taken[-2:])))
+                senders = self._use(peers[0], max(senders, self._needed(peers[0], *taken[-2:])))
         middle_ns = (begin_ns + now_ns) // 2
         half_ns, before = min(taken, key=lambda each: abs(each[0] - middle_ns))
         return tuple(
@@ -135,7 +146,7 @@ class Prober:
             if (moved := _moved(before.get(peer), flow))
         )
 
-    def _fill(self, peer: bytes, taken: list[tuple[int, dict[bytes, LinkFlow]]], count: int) -> None:
+    def _fill(self, peer: bytes, taken: list[_Taken], count: int) -> None:
         """Posts as much as the path seems to carry in some round trips: what is queued at the end must drain."""
         (then_ns, before), (now_ns, after) = taken[-2:] if len(taken) > 1 else (taken[0], taken[0])
         flow = after.get(peer)
@@ -154,9 +165,20 @@ class Prober:
             self._engine.set_senders(peer, senders)
         return senders
 
+    def _needed(self, peer: bytes, before: _Taken, after: _Taken) -> int:
+        """How many connections a link needs for the rate that it has shown between two measurements."""
+        flow = after[1].get(peer)
+        if flow is None:
+            return 1
+        round_trip_ns = (flow.round_trip_us or 0) * limits.US
+        rate = _moved(before[1].get(peer), flow) * limits.SECOND // max(1, after[0] - before[0])
+        is_bbr = self._is_bbr and round_trip_ns >= limits.LINK_FAR_ROUND_TRIP_NS
+        window = limits.LINK_SENDER_WINDOW_BBR_BYTES if is_bbr else limits.LINK_SENDER_WINDOW_BYTES
+        return connections_in_use(rate, round_trip_ns, window)
+
     def _drain(self, peers: Sequence[bytes]) -> None:
         """Waits until the other ends have what is queued, for as long as sending took: it would disturb others."""
-        deadline_ns = time.monotonic_ns() + limits.PROBE_NS
+        deadline_ns = time.monotonic_ns() + _duration_ns(peers)
         for peer in peers:
             with contextlib.suppress(EngineError):  # The link was lost.
                 while not self._engine.post_message(peer, self._channel, b"", b"", 1):
@@ -172,13 +194,8 @@ class Prober:
         return flows
 
 
-def _needed(peer: bytes, before: tuple[int, dict[bytes, LinkFlow]], after: tuple[int, dict[bytes, LinkFlow]]) -> int:
-    """How many connections a link needs for the rate that it has shown between two measurements."""
-    flow = after[1].get(peer)
-    if flow is None:
-        return 1
-    rate = _moved(before[1].get(peer), flow) * limits.SECOND // max(1, after[0] - before[0])
-    return connections_in_use(rate, (flow.round_trip_us or 0) * limits.US, limits.LINK_SENDER_WINDOW_BYTES)
+def _duration_ns(peers: Sequence[bytes]) -> int:
+    return limits.PROBE_NS if len(peers) == 1 else limits.PROBE_HOST_NS
 
 
 def _moved(before: LinkFlow | None, after: LinkFlow | None) -> int:

@@ -9,6 +9,7 @@ import errno
 import itertools
 import random
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -416,6 +417,44 @@ def test_a_parent_that_takes_nothing_is_at_fault_for_the_stall() -> None:
         three.ends[2].sendall(shares)
         done = wait_done(three.engine)
         assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+
+
+# --- When frames are sent ---------------------------------------------------------------------------------------------
+
+
+def test_results_do_not_wait_for_shares_that_are_due_later() -> None:
+    """Shares are ready first. Results that are ready while these wait are sent in their places among them."""
+    shares, results, elements = 600, 10, 1024
+    lanes = (TreeLane(shares * elements, star(3, 1)), TreeLane(results * elements, star(3, 0)))
+    case = Case(frame_bytes=4 * elements, algorithm=DIRECT, lanes=lanes)
+    data = np.ones((shares + results) * elements, np.float32)
+    offsets = range(shares * elements, data.size, elements)
+    inputs = [Frame(REDUCE_SCATTER, 1, 1, offset - offsets[0], bytes(4 * elements)) for offset in offsets]
+    with closing(Three(buffer_bytes=4096)) as three:
+        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+        for end in three.ends.values():
+            end.sendall(b"".join(each.encode() for each in inputs))
+        sent_bytes = len(inputs) * len(inputs[0].encode())
+        until(lambda: all(sum(three.engine.link_state(peer_id(rank)).rx_bytes) >= sent_bytes for rank in three.ends))
+        kinds = [receive_frame(three.ends[1]).kind for _ in range(shares + results)]
+        three.engine.end_reduce(1, commit=False)
+    places = [place for place, kind in enumerate(kinds) if kind == ALL_GATHER]
+    assert len(places) == results
+    for number in range(results // 2, results):  # The others may have been ready too late for their places.
+        before = sum((2 * share + 1) * results <= (2 * number + 1) * shares for share in range(shares))
+        assert places[number] == before + number
+
+
+@pytest.mark.parametrize("pace_us", [0, 1, 200_000])
+def test_frames_are_not_sent_before_their_time(meshes: dict[int, Mesh], pace_us: int) -> None:
+    """In equal steps, which end one step before the time is over. The result is the same."""
+    size, frames = 3, 20
+    lanes = cut(frames * COUNT, [chain(range(size)), star(size, 2)], (1, 3))
+    case = Case(frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=lanes, pace_us=pace_us)
+    inputs = random_inputs(np.random.default_rng(3), case, frames * COUNT, size)
+    begin = time.monotonic()
+    check_bits(meshes[size], case, inputs)
+    assert time.monotonic() - begin >= pace_us / 1e6 * (frames // 4 - 1) / (frames // 4)
 
 
 # --- Hostile peers ----------------------------------------------------------------------------------------------------

@@ -432,6 +432,21 @@ def test_probes_show_paths_and_hosts_at_once() -> None:
     assert network.path_bytes_per_second != known.network.path_bytes_per_second, "something has fallen"
 
 
+def test_only_plans_for_measured_paths_have_a_pace() -> None:
+    """Else links would keep to rates that only look like those of their paths."""
+    run = Run(PAIRS)
+    assert run.settle().algorithm == Algorithm.TREES
+    assert run.plan(count=2 * COUNT).pace_us == 0
+    run = Run(PAIRS)
+    probe(run)
+    how = run.plan(count=2 * COUNT)
+    known = list(run.machine.collectives.planner._planned.values())[-1]
+    assert how.algorithm == Algorithm.TREES
+    assert known.route.time_ns // limits.US * 0.9 < how.pace_us * 1.06 <= known.route.time_ns // limits.US
+    run.end(duration_us=3 * known.route.time_ns // limits.US)
+    assert run.plan(count=2 * COUNT).pace_us == 0, "the paths are no longer known"
+
+
 def test_a_probe_without_some_paths_shows_nothing_of_the_host() -> None:
     """Paths within a host have no rate, so the others are not all that it sends."""
     run = Run(PAIRS)

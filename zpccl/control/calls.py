@@ -184,6 +184,7 @@ class PendingCall:
             lanes=tree_lanes(how, kind, spec.count),
             digest_channel=DIGEST_CHANNEL if start.tells_digest else 0,
             call=start.call_id,
+            pace_us=how.pace_us,
         )
 
 

@@ -106,6 +106,8 @@ class ReducePlan:
         digest_channel: channel on which all other peers get the digest of the result, once it is there: attempt,
             `call` and digest, 64 bits each, big-endian. 0: nobody gets it.
         call: a number that is sent with the digest.
+        pace_us: with lanes, the frames to each peer are sent in equal steps over this time, and not earlier. 0: as fast
+            as possible.
     """
 
     attempt_id: int
@@ -127,6 +129,7 @@ class ReducePlan:
     lanes: tuple[TreeLane, ...] = ()
     digest_channel: int = 0
     call: int = 0
+    pace_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -625,6 +628,7 @@ class Engine:
                 "restore": plan.restore,
                 "digest_channel": plan.digest_channel,
                 "call": plan.call,
+                "pace_us": plan.pace_us,
             },
         )
         with self._handle.use() as engine:

@@ -445,6 +445,8 @@ class Reducing(_Message, tag="reduce", frozen=True):
     algorithm: PlannedAlgorithm = Algorithm.RING
     lanes: Annotated[tuple[Lane, ...], Meta(max_length=limits.DIRECT_PEERS_MAX)] = ()
     """Only TREES has lanes."""
+    pace_us: Natural = 0
+    """With lanes: how long a peer spreads what it sends over each link. 0: it sends as fast as possible."""
 
     def __post_init__(self) -> None:
         if bool(self.lanes) != (self.algorithm == Algorithm.TREES):

@@ -23,7 +23,7 @@ from zpccl.protocol.messages import (
     Reducing,
     Report,
 )
-from zpccl.protocol.network import Network, Route, Speeds, Tensor, frame_bytes
+from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor, frame_bytes
 from zpccl.protocol.paths import Edge, Paths
 from zpccl.protocol.rings import owners_of
 from zpccl.protocol.routes import is_untried, plan, plan_ring, plan_trees_of
@@ -174,7 +174,10 @@ class Planner:
             route = _find_route(spec, peers, network, speeds, None)
         if route is None:
             return None
-        how = _plan_of(route, peers, network, speeds)
+        moving_ns = Model(network, tensor_of(spec), speeds).moving_ns(route)
+        is_known = all(self.matrix.is_probed(peers[one], peers[other], now_ns) for one, other in route.edges)
+        pace_ns = moving_ns * 100 // limits.PACE_PERCENT if route.trees and is_known else 0
+        how = _plan_of(route, peers, network, speeds, pace_ns)
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
             del self._planned[next(iter(self._planned))]
@@ -268,7 +271,7 @@ def _find_route(
     return plan_trees_of(owners, network, replace(tensor_of(spec), wire_bytes=whole_bytes), speeds)
 
 
-def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:
+def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds, pace_ns: int) -> Reducing:
     """The plan of a route. Frames suit the slowest path in use: a frame is passed on only when it is complete."""
     rates = [speeds.rate(route.algorithm)]
     for one, other in route.edges:
@@ -276,4 +279,4 @@ def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Spee
         rates += [rate] if rate else []
     order = tuple(peers[place].peer_id for place in route.order)
     lanes = [Lane(tree.share, tree.root, tree.parents if max(tree.depths()) > 1 else ()) for tree in route.trees]
-    return Reducing(order, frame_bytes(min(rates)), route.algorithm, tuple(lanes))
+    return Reducing(order, frame_bytes(min(rates)), route.algorithm, tuple(lanes), pace_ns // limits.US)
