@@ -51,10 +51,11 @@
  * Why it cannot deadlock. No frame on a connection waits for another frame, of its own or of another attempt: by the
  * rules above there is a free buffer for each share that arrives, and for each result, because our share of its slot
  * was sent. (If the sending thread has not recorded that yet, the frame waits some microseconds for that thread, which
- * waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c.) So every queued
- * frame reaches its receiver. Leaves queue their shares of slots below `window` at the start, and the share of slot s
- * when the result of slot s - window has arrived. By induction over slots, and within a slot from the leaves up and
- * from the root down, all shares and results arrive.
+ * waits for nothing. Frames of an attempt that is not begun here are kept or not sent yet: early.c. Frames that are due
+ * earlier go first, and a frame may wait for its time: pace.c.) So every queued frame reaches its receiver. Leaves
+ * queue their shares of slots below `window` at the start, and the share of slot s when the result of slot s - window
+ * has arrived. By induction over slots, and within a slot from the leaves up and from the root down, all shares and
+ * results arrive.
  *
  * A buffer is overwritten only after the frame that was sent from it has arrived: a result proves that the share
  * arrived, and a share one window later proves that the result arrived. So every frame that may not have arrived can be
@@ -253,13 +254,14 @@ static uint64_t due_of(const zp__attempt *attempt, const zp__slot *slot)
 	return ((2 * number + 1) << 20) / zp__chunk_slots(&attempt->layout, lane);
 }
 
-/* Queues a frame behind those that are due before it. Without this order the shares, which are ready first, would all
- * be sent first: hosts with few shares to send would idle at first, and those with few results at the end. */
+/* Queues a frame; in a plan with a pace, behind the frames that are due before it. Otherwise the shares, which are ready
+ * first, are all sent first, so hosts with few shares to send idle at first, and those with few results at the end. But
+ * links that progress evenly show less of what they can carry, which plans without a pace have to learn. */
 static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot, enum zp__frame_kind kind)
 {
 	zp__neighbour *to = &attempt->neighbours[neighbour];
 	zp__list *frames = &to->flow.frames, *next = frames;
-	uint64_t due = due_of(attempt, slot);
+	uint64_t due = attempt->plan.pace_us ? due_of(attempt, slot) : UINT64_MAX;
 	slot->kind = (uint8_t)kind;
 	slot->flags |= ZP__SLOT_REDUCED;
 	if (!zp__list_empty(frames) && due < due_of(attempt, ZP__ELEMENT(frames->previous, zp__slot, node)))

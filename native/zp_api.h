@@ -151,7 +151,7 @@ typedef struct {
 				     * channel: attempt, `call`, digest, each 64 bits, big-endian. 0: nobody does */
 	uint64_t call;		    /* a number of the caller */
 	uint64_t pace_us;	    /* with lanes: the frames to each peer are sent in equal steps over this time, and not
-				     * earlier. 0: as fast as possible */
+				     * earlier, such that all lanes progress evenly. 0: as fast as possible */
 } zp_reduce_plan;
 
 typedef struct {

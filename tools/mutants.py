@@ -1268,6 +1268,14 @@ probed-paths-never-fall: protocol.plans:Planner.learn (unit tests)
   L2: a path that falls to a tenth is used as before for an hour
   - known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
   + True
+a-pace-that-is-never-hastened: protocol.plans:_hastened (unit tests)
+  L2: links keep for ever to a pace that was measured too low
+  - min(planned.how.pace_us, _pace_us(took_ns))
+  + planned.how.pace_us
+a-pace-by-what-attempts-show: protocol.plans:Planner._is_measured (unit tests)
+  L2: links keep to rates that are not those of their paths, and the plan is never found wrong
+  - bool(route.trees) and all(known)
+  + bool(route.trees)
 probes-of-some-paths-taken-for-the-host: protocol.plans:Planner._observe (unit tests)
   L2: a host whose other peers are within it counts as too slow for them
   - len(probed) in (1, len(peers) - 1)

@@ -426,7 +426,7 @@ def test_results_do_not_wait_for_shares_that_are_due_later() -> None:
     """Shares are ready first. Results that are ready while these wait are sent in their places among them."""
     shares, results, elements = 600, 10, 1024
     lanes = (TreeLane(shares * elements, star(3, 1)), TreeLane(results * elements, star(3, 0)))
-    case = Case(frame_bytes=4 * elements, algorithm=DIRECT, lanes=lanes)
+    case = Case(frame_bytes=4 * elements, algorithm=DIRECT, lanes=lanes, pace_us=1)
     data = np.ones((shares + results) * elements, np.float32)
     offsets = range(shares * elements, data.size, elements)
     inputs = [Frame(REDUCE_SCATTER, 1, 1, offset - offsets[0], bytes(4 * elements)) for offset in offsets]

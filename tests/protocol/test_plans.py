@@ -447,6 +447,25 @@ def test_only_plans_for_measured_paths_have_a_pace() -> None:
     assert run.plan(count=2 * COUNT).pace_us == 0, "the paths are no longer known"
 
 
+def test_a_pace_that_holds_attempts_back_is_hastened() -> None:
+    """An attempt that takes less than the measured rates allow shows that they are too low: the next one is quicker."""
+    run = Run(PAIRS)
+    probe(run)
+    how = run.plan(count=2 * COUNT)
+    run.end(duration_us=how.pace_us * 107 // 100)
+    assert run.plan(count=2 * COUNT) == how, "the paths were the limit"
+    paces = [how.pace_us]
+    for _ in range(5):
+        run.end(duration_us=paces[-1] * 103 // 100)
+        faster = run.plan(count=2 * COUNT)
+        assert replace(faster, pace_us=how.pace_us) == how
+        paces.append(faster.pace_us)
+    for before, after in itertools.pairwise(paces):
+        assert after == pytest.approx(before * 1.03 / 1.06, rel=1e-3)
+    run.end(duration_us=paces[-1] * 107 // 100)
+    assert run.plan(count=2 * COUNT).pace_us == paces[-1]
+
+
 def test_a_probe_without_some_paths_shows_nothing_of_the_host() -> None:
     """Paths within a host have no rate, so the others are not all that it sends."""
     run = Run(PAIRS)

@@ -106,8 +106,8 @@ class ReducePlan:
         digest_channel: channel on which all other peers get the digest of the result, once it is there: attempt,
             `call` and digest, 64 bits each, big-endian. 0: nobody gets it.
         call: a number that is sent with the digest.
-        pace_us: with lanes, the frames to each peer are sent in equal steps over this time, and not earlier. 0: as fast
-            as possible.
+        pace_us: with lanes, the frames to each peer are sent in equal steps over this time, and not earlier, such that
+            all lanes progress evenly. 0: as fast as possible.
     """
 
     attempt_id: int

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from zpccl import limits
 from zpccl.protocol.matrix import Matrix, Sample
 from zpccl.protocol.membership import Peer, Registry
@@ -101,6 +103,8 @@ class Planner:
         took_ns = min(durations_us, default=0) * limits.US  # The duration of the last peer to start.
         is_as_planned = known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
         self._observe(peers, reports, now_ns, is_as_planned)
+        if known is not None and took_ns:
+            self._planned[_key(spec, peers)] = _hastened(known, took_ns)
         if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
             return
         if any(report.paths for report in reports.values()):
@@ -174,14 +178,21 @@ class Planner:
             route = _find_route(spec, peers, network, speeds, None)
         if route is None:
             return None
-        moving_ns = Model(network, tensor_of(spec), speeds).moving_ns(route)
-        is_known = all(self.matrix.is_probed(peers[one], peers[other], now_ns) for one, other in route.edges)
-        pace_ns = moving_ns * 100 // limits.PACE_PERCENT if route.trees and is_known else 0
-        how = _plan_of(route, peers, network, speeds, pace_ns)
+        how = _plan_of(route, peers, network, speeds)
+        if spec.kind == CollectiveKind.ALL_REDUCE and self._is_measured(route, peers, now_ns):
+            moving_ns = Model(network, tensor_of(spec), speeds).moving_ns(route)
+            how = structs.replace(how, pace_us=_pace_us(moving_ns))
+            if known is not None and known.how.pace_us and known.route.trees == route.trees:  # It may be hastened.
+                how = structs.replace(how, pace_us=min(how.pace_us, known.how.pace_us))
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
             del self._planned[next(iter(self._planned))]
         return found
+
+    def _is_measured(self, route: Route, peers: Sequence[Peer], now_ns: int) -> bool:
+        """True if it has lanes, and all its paths were measured on purpose."""
+        known = (self.matrix.is_probed(peers[one], peers[other], now_ns) for one, other in route.edges)
+        return bool(route.trees) and all(known)
 
     def _speeds_of(self, peers: Sequence[Peer]) -> Speeds:
         known, speeds = self.speeds.get(peers[0].group, (frozenset(), Speeds()))
@@ -271,7 +282,18 @@ def _find_route(
     return plan_trees_of(owners, network, replace(tensor_of(spec), wire_bytes=whole_bytes), speeds)
 
 
-def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds, pace_ns: int) -> Reducing:
+def _pace_us(moving_ns: int) -> int:
+    """The pace of a plan whose slowest path or host needs this time."""
+    return max(1, moving_ns * 100 // (limits.PACE_PERCENT * limits.US))
+
+
+def _hastened(planned: Planned, took_ns: int) -> Planned:
+    """The plan with a faster pace, if an attempt took less time than the measured rates allow: they were too low."""
+    pace_us = min(planned.how.pace_us, _pace_us(took_ns))
+    return replace(planned, how=structs.replace(planned.how, pace_us=pace_us))
+
+
+def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Speeds) -> Reducing:
     """The plan of a route. Frames suit the slowest path in use: a frame is passed on only when it is complete."""
     rates = [speeds.rate(route.algorithm)]
     for one, other in route.edges:
@@ -279,4 +301,4 @@ def _plan_of(route: Route, peers: Sequence[Peer], network: Network, speeds: Spee
         rates += [rate] if rate else []
     order = tuple(peers[place].peer_id for place in route.order)
     lanes = [Lane(tree.share, tree.root, tree.parents if max(tree.depths()) > 1 else ()) for tree in route.trees]
-    return Reducing(order, frame_bytes(min(rates)), route.algorithm, tuple(lanes), pace_ns // limits.US)
+    return Reducing(order, frame_bytes(min(rates)), route.algorithm, tuple(lanes))
