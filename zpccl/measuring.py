@@ -120,7 +120,7 @@ class Prober:
         return samples
 
     def _probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
-        senders = self._use(peers[0], 1) if len(peers) == 1 else 0
+        senders = self._use(peers[0], limits.LINK_CONNECTIONS_DEFAULT) if len(peers) == 1 else 0
         begin_ns = time.monotonic_ns()
         end_ns = begin_ns + _duration_ns(peers)
         taken = [(begin_ns, self._flows(peers))]
@@ -160,7 +160,11 @@ class Prober:
                 pass
 
     def _use(self, peer: bytes, senders: int) -> int:
-        """Sends over this number of connections. The windows of all at once would fill the queue of a slow path."""
+        """Sends over this number of connections.
+
+        The windows of all at once would fill the queue of a slow path. Fewer than those of a near link would send
+        nothing for most of a round after a loss that only a timeout repairs.
+        """
         with contextlib.suppress(EngineError):  # The link was lost.
             self._engine.set_senders(peer, senders)
         return senders

@@ -180,10 +180,7 @@ class Planner:
             return None
         how = _plan_of(route, peers, network, speeds)
         if spec.kind == CollectiveKind.ALL_REDUCE and self._is_measured(route, peers, now_ns):
-            moving_ns = Model(network, tensor_of(spec), speeds).moving_ns(route)
-            how = structs.replace(how, pace_us=_pace_us(moving_ns))
-            if known is not None and known.how.pace_us and known.route.trees == route.trees:  # It may be hastened.
-                how = structs.replace(how, pace_us=min(how.pace_us, known.how.pace_us))
+            how = _paced(how, Model(network, tensor_of(spec), speeds).moving_ns(route), known)
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
             del self._planned[next(iter(self._planned))]
@@ -285,6 +282,14 @@ def _find_route(
 def _pace_us(moving_ns: int) -> int:
     """The pace of a plan whose slowest path or host needs this time."""
     return max(1, moving_ns * 100 // (limits.PACE_PERCENT * limits.US))
+
+
+def _paced(how: Reducing, moving_ns: int, before: Planned | None) -> Reducing:
+    """The plan with a pace: that of the plan before, if this has the same lanes, since it may have been hastened."""
+    pace_us = _pace_us(moving_ns)
+    if before is not None and before.how.pace_us and before.how.lanes == how.lanes:
+        pace_us = min(pace_us, before.how.pace_us)
+    return structs.replace(how, pace_us=pace_us)
 
 
 def _hastened(planned: Planned, took_ns: int) -> Planned:
