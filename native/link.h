@@ -45,7 +45,7 @@ typedef struct {
 	bool announces;	      /* its STARTED waits to be sent, or was sent */
 	bool begun;	      /* the other end has announced that it has begun the attempt */
 	uint64_t eager_bytes; /* bytes sent before that */
-	uint64_t step_ns, due_ns; /* its schedule: when the next frame may be sent, and how much later each further one.
+	uint64_t due_ns, step_ns; /* its schedule: when the next frame may be sent, and how much later each further one.
 				   * step_ns 0: at once (pace.c) */
 	/* By connection: frames that it has sent, in order, and may have to retransmit (retransmit.c). */
 	zp__list sent[ZP_LINK_CONNECTIONS_MAX];
