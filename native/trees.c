@@ -254,19 +254,28 @@ static uint64_t due_of(const zp__attempt *attempt, const zp__slot *slot)
 	return ((2 * number + 1) << 20) / zp__chunk_slots(&attempt->layout, lane);
 }
 
+/* The first frame of a queue that is due later than a new one, or the end of the queue. */
+static zp__list *later_frame(const zp__attempt *attempt, zp__list *frames, const zp__slot *slot)
+{
+	uint64_t due = due_of(attempt, slot);
+	if (zp__list_empty(frames) || due_of(attempt, ZP__ELEMENT(frames->previous, zp__slot, node)) <= due)
+		return frames;
+	zp__list *next = frames->next;
+	while (due_of(attempt, ZP__ELEMENT(next, zp__slot, node)) <= due)
+		next = next->next;
+	return next;
+}
+
 /* Queues a frame; in a plan with a pace, behind the frames that are due before it. Otherwise the shares, which are ready
  * first, are all sent first, so hosts with few shares to send idle at first, and those with few results at the end. But
  * links that progress evenly show less of what they can carry, which plans without a pace have to learn. */
 static void offer(zp__attempt *attempt, uint32_t neighbour, zp__slot *slot, enum zp__frame_kind kind)
 {
 	zp__neighbour *to = &attempt->neighbours[neighbour];
-	zp__list *frames = &to->flow.frames, *next = frames;
-	uint64_t due = attempt->plan.pace_us ? due_of(attempt, slot) : UINT64_MAX;
+	zp__list *frames = &to->flow.frames;
 	slot->kind = (uint8_t)kind;
 	slot->flags |= ZP__SLOT_REDUCED;
-	if (!zp__list_empty(frames) && due < due_of(attempt, ZP__ELEMENT(frames->previous, zp__slot, node)))
-		for (next = frames->next; due_of(attempt, ZP__ELEMENT(next, zp__slot, node)) <= due;)
-			next = next->next;
+	zp__list *next = attempt->plan.pace_us ? later_frame(attempt, frames, slot) : frames;
 	zp__link_offer_before(to->link, &to->flow, next, &slot->node);
 }
 
