@@ -195,8 +195,8 @@ def test_it_needs_a_link_to_everyone(three: Three) -> None:
 def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
     three = Three(stall_timeout_ms=200, buffer_bytes=4096)
     case = Case(frame_bytes=1 << 18, algorithm=Algorithm.DIRECT)
-    data = np.ones(3 << 20, np.float32)
-    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+    data, output = np.ones(3 << 20, np.float32), np.empty(3 << 20, np.float32)
+    three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
     left = (1 << 20) * 4 + 16 * len(Frame(REDUCE_SCATTER, 1, 1, 0, b"").encode())
     while left:  # One peer sends its whole share, the other nothing.
         left -= len(three.ends[1].recv(min(left, 1 << 20)))

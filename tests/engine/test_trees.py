@@ -188,9 +188,10 @@ def test_only_parents_and_children_need_a_link() -> None:
         case = Case(algorithm=DIRECT, frame_bytes=1000, lanes=lanes)
         check_bits(mesh, case, random_inputs(np.random.default_rng(1), case, 6000, 4))
         case = replace(case, lanes=(*lanes, TreeLane(1, star(4, 1))))
-        data, attempt_id = np.ones(6001, np.float32), mesh.next_id()
+        data, output = np.ones(6001, np.float32), np.empty(6001, np.float32)
+        attempt_id = mesh.next_id()
         for rank, engine in enumerate(mesh.engines):  # Rank 3 would be a child of 1.
-            plan = make_plan(case, attempt_id, rank, 4, data, np.empty_like(data))
+            plan = make_plan(case, attempt_id, rank, 4, data, output)
             if rank in (1, 3):
                 with pytest.raises(EngineError) as error:
                     engine.start_reduce(plan)
@@ -410,10 +411,10 @@ def test_who_is_no_neighbour_may_go(three: Three) -> None:
 def test_a_parent_that_takes_nothing_is_at_fault_for_the_stall() -> None:
     count = 256 * COUNT
     case = Case(frame_bytes=4 * COUNT, algorithm=DIRECT, lanes=(TreeLane(count, INNER),))
-    data = np.ones(count, np.float32)
+    data, output = np.ones(count, np.float32), np.empty(count, np.float32)
     shares = b"".join(frame(REDUCE_SCATTER, 0, 1, offset).encode() for offset in range(0, count, COUNT))
     with closing(Three(stall_timeout_ms=200, buffer_bytes=4096)) as three:
-        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
         three.ends[2].sendall(shares)
         done = wait_done(three.engine)
         assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
@@ -428,10 +429,11 @@ def test_results_do_not_wait_for_shares_that_are_due_later() -> None:
     lanes = (TreeLane(shares * elements, star(3, 1)), TreeLane(results * elements, star(3, 0)))
     case = Case(frame_bytes=4 * elements, algorithm=DIRECT, lanes=lanes, pace_us=1)
     data = np.ones((shares + results) * elements, np.float32)
+    output = np.empty_like(data)
     offsets = range(shares * elements, data.size, elements)
     inputs = [Frame(REDUCE_SCATTER, 1, 1, offset - offsets[0], bytes(4 * elements)) for offset in offsets]
     with closing(Three(buffer_bytes=4096)) as three:
-        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, np.empty_like(data)))
+        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
         for end in three.ends.values():
             end.sendall(b"".join(each.encode() for each in inputs))
         sent_bytes = len(inputs) * len(inputs[0].encode())
