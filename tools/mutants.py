@@ -1268,6 +1268,10 @@ probed-paths-never-fall: protocol.plans:Planner.learn (unit tests)
   L2: a path that falls to a tenth is used as before for an hour
   - known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
   + True
+measured-paths-used-to-the-full: protocol.matrix:Matrix.network (unit tests)
+  L2: a link that has lost some time stays behind, and all lanes wait for it
+  - max(1, rate * used_percent // 100)
+  + rate
 a-pace-that-is-never-hastened: protocol.plans:_hastened (unit tests)
   L2: links keep for ever to a pace that was measured too low
   - min(planned.how.pace_us, _pace_us(took_ns))

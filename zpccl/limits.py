@@ -417,9 +417,11 @@ PROBE_HOST_ROUNDS_MAX = 16
 PROBE_TRUST_PERCENT_MAX = 200
 """What was measured on purpose holds for RATE_DOUBLING, unless attempts take more than this percentage of what their
 plans say."""
-PACE_PERCENT = 106
+PATH_USED_PERCENT = 90
+"""A plan uses this percentage of a path that was measured on purpose, so that a link that fell behind can catch up."""
+PACE_PERCENT = 103
 """If all paths of a plan of trees were measured on purpose, links send no faster than at this percentage of the rate
-that the plan expects."""
+that these and their hosts allow."""
 HOST_LIMITED_PERCENT_MAX = 80
 """If the links of a host together reach less than this percentage of their rates, the host is the limit."""
 EXPLAINED_MIN_PERCENT = 75
@@ -451,7 +453,7 @@ LOCAL_SENDERS_MAX = 1
 """Connections of a link within one host that send at the same time. More would only compete for the cache."""
 FRAME_BYTES_DEFAULT = 512 * KIB
 FRAME_BYTES_MAX = 16 * MIB
-SLOW_FRAME_BYTES = 64 * KIB
+SLOW_FRAME_BYTES = 16 * KIB
 """A frame has the bytes that a peer sends in FRAME_DURATION, but at least this and at most FRAME_BYTES_DEFAULT."""
 FRAME_DURATION_NS = 2 * MS
 """A frame travels on one connection. If 64 connections share a path, each needs 64 times as long, and an attempt ends

@@ -213,7 +213,7 @@ def test_whatever_is_reported_rates_stay_rates(
 
 
 @pytest.mark.parametrize(
-    ("mega_bytes_per_second", "kib"), [(1000, 512), (263, 512), (262, 256), (62, 64), (66, 128), (1, 64)]
+    ("mega_bytes_per_second", "kib"), [(1000, 512), (263, 512), (262, 256), (62, 64), (66, 128), (1, 16)]
 )
 def test_frames_are_what_is_sent_in_a_short_time(mega_bytes_per_second: int, kib: int) -> None:
     assert frame_bytes(mega_bytes_per_second * MB) == kib * limits.KIB

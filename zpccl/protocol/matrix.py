@@ -200,13 +200,16 @@ class Matrix(Generic[P]):
         estimate = self._hosts.get((peer, is_sending))
         return None if estimate is None else estimate.rate
 
-    def network(self, peers: Sequence[P], is_usable: Callable[[P, P], bool], now_ns: int) -> Network:
+    def network(
+        self, peers: Sequence[P], is_usable: Callable[[P, P], bool], now_ns: int, used_percent: int = 100
+    ) -> Network:
         """What a plan for these peers may use.
 
         Args:
             peers: the participants; the network refers to them by their index here.
             is_usable: whether the path between two of them may be used; symmetric.
             now_ns: the time.
+            used_percent: how much the plan may use of a path that was measured on purpose.
         """
         count = len(peers)
         rates: list[list[int | None]] = [[None] * count for _ in peers]
@@ -219,7 +222,10 @@ class Matrix(Generic[P]):
                 if not is_usable(one, other):
                     rates[i][j] = rates[j][i] = 0
                 elif known:
-                    rates[i][j] = rates[j][i] = _least(known, now_ns)
+                    rate = _least(known, now_ns)
+                    if rate is not None and self.is_probed(one, other, now_ns):
+                        rate = max(1, rate * used_percent // 100)
+                    rates[i][j] = rates[j][i] = rate
                 else:
                     unused.append((i, j))
         shown = sorted(rate for i, row in enumerate(rates) for rate in row[:i] if rate)

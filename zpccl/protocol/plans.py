@@ -160,11 +160,11 @@ class Planner:
             self._planned[key] = known
             return known
 
-        def network_without(edges: frozenset[Edge]) -> Network:
+        def network_without(edges: frozenset[Edge], used_percent: int = limits.PATH_USED_PERCENT) -> Network:
             def is_usable(one: Peer, other: Peer) -> bool:
                 return self._registry.are_linked(one, other) and frozenset((one, other)) not in edges
 
-            return self.matrix.network(peers, is_usable, now_ns)
+            return self.matrix.network(peers, is_usable, now_ns, used_percent)
 
         network = network_without(avoided)
         previous = None
@@ -180,7 +180,8 @@ class Planner:
             return None
         how = _plan_of(route, peers, network, speeds)
         if spec.kind == CollectiveKind.ALL_REDUCE and self._is_measured(route, peers, now_ns):
-            how = _paced(how, Model(network, tensor_of(spec), speeds).moving_ns(route), known)
+            carried = Model(network_without(avoided, 100), tensor_of(spec), speeds)
+            how = _paced(how, carried.moving_ns(route), known)
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
             del self._planned[next(iter(self._planned))]
