@@ -404,6 +404,10 @@ PROBE_BYTES_MAX = 64 * MIB
 """Or until the other ends have this much. Also the bound on what is queued, over all links."""
 PROBE_SAMPLE_NS = 50 * MS
 """How often it reads TCP's counters."""
+PROBE_READ_NS = 5 * MS
+"""If reading them takes longer, the thread has waited for a processor, and it is not known when they were read,"""
+PROBE_READ_ATTEMPTS_MAX = 3
+"""so they are read again, so often at most."""
 PROBE_QUEUED_BYTES = 64 * KIB
 """Bytes that it queues for a link at first: a burst would make slow paths lose much."""
 PROBE_QUEUE_NS = 50 * MS

@@ -123,7 +123,7 @@ class Prober:
         senders = self._use(peers[0], limits.LINK_CONNECTIONS_DEFAULT) if len(peers) == 1 else 0
         begin_ns = time.monotonic_ns()
         end_ns = begin_ns + _duration_ns(peers)
-        taken = [(begin_ns, self._flows(peers))]
+        taken = [self._take(peers)]
         while True:
             now_ns, flows = taken[-1]
             for peer in peers:
@@ -135,7 +135,7 @@ class Prober:
             while self._mailbox.take(next_ns) and time.monotonic_ns() < next_ns:
                 for peer in peers:
                     self._fill(peer, taken, len(peers))
-            taken.append((time.monotonic_ns(), self._flows(peers)))
+            taken.append(self._take(peers))
             if senders:
                 senders = self._use(peers[0], max(senders, self._needed(peers[0], *taken[-2:])))
         middle_ns = (begin_ns + now_ns) // 2
@@ -189,6 +189,14 @@ class Prober:
                     if time.monotonic_ns() >= deadline_ns:
                         return
                     self._mailbox.take(deadline_ns)
+
+    def _take(self, peers: Sequence[bytes]) -> _Taken:
+        """Reads TCP's counters."""
+        for _ in range(limits.PROBE_READ_ATTEMPTS_MAX):
+            begin_ns, flows = time.monotonic_ns(), self._flows(peers)
+            if time.monotonic_ns() - begin_ns <= limits.PROBE_READ_NS:
+                break
+        return begin_ns, flows
 
     def _flows(self, peers: Sequence[bytes]) -> dict[bytes, LinkFlow]:
         flows = {}
