@@ -390,6 +390,7 @@ class FakeMaster:
         self.checker = checker
         self.lifetime = (index, 0, 0)
         self.name = f"master{index}"
+        self.clock = LocalClock(checker.cluster.clock)
         self.started_ns = 0
 
     def key(self, connection: str, number: int) -> tuple[bytes, int]:
@@ -435,6 +436,25 @@ def test_strangers_may_be_members_of_a_list_that_is_lost() -> None:
     checker._accepted[b"run", 2] = {letter * 16 for letter in (b"p", b"q", b"r")}
     master.propose(9, "pq", 1)
     assert checker._lists[b"run", 9].parents == [(b"run", 1)]
+
+
+@pytest.mark.parametrize(("drift_ppm", "is_late"), [(0, False), (5000, True)])
+def test_masters_wait_by_their_own_clocks(drift_ppm: int, is_late: bool) -> None:
+    """L3; minority, seed 59174146: the clock of a master was fast, and the checker measured with the simulator's."""
+    cluster = Cluster(1)
+    checker = Lineage(cluster)
+    former, master = FakeMaster(checker, 0), FakeMaster(checker, 1)
+    former.propose(1, "pq")
+    former.propose(2, "pqr")
+    checker._planned.add((b"run", 0))
+    checker._accepted[b"run", 2] = {letter * 16 for letter in (b"p", b"q", b"r")}
+    machine = SimpleNamespace(run_id=b"run", state=State.MEMBER)
+    node = cast(SimulatedPeer, SimpleNamespace(is_alive=True, machine=machine))
+    cluster.nodes.update(dict.fromkeys((b"q" * 16, b"r" * 16), node))
+    master.clock = LocalClock(cluster.clock, 0, drift_ppm)
+    cluster.clock.now_ns = limits.MINORITY_WAIT_NS * 997 // 1000
+    with nullcontext() if is_late else pytest.raises(Violation, match="L3"):
+        master.propose(9, "pq", 1)
 
 
 @pytest.mark.parametrize("epoch", [5, 99])

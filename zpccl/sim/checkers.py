@@ -695,7 +695,7 @@ class Lineage(Checker):
         listed = [nodes[i] for i in self._lists[last].members if i in nodes]  # Strangers may be members, too.
         here = [node for node in listed if node.is_alive and node.machine.run_id == key[0]]
         may_come = 2 * sum(is_member(node) for node in here) > len(self._lists[last].members)
-        is_soon = self.cluster.clock.now_ns < master.started_ns + limits.MINORITY_WAIT_NS
+        is_soon = master.clock.now_ns() < master.started_ns + limits.MINORITY_WAIT_NS
         reporters = {peer_id for _, peer_id in self._reports_to(master)}
         is_quorum = any(
             2 * len(reporters.intersection(self._lists[k].members)) >= len(self._lists[k].members) for k in parents

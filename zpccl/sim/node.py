@@ -104,7 +104,7 @@ class SimulatedMaster:
         self.machine = machine
         self.clock = clock
         self.is_alive = True
-        self.started_ns = self._cluster.clock.now_ns
+        self.started_ns = clock.now_ns()  # By its own clock.
         self.is_foreign = False
         busy = 10 ** self._rng.uniform(-1, 2) * MS if self._rng.random() < self._cluster.faults.busy_chance else 0
         self._busy_ns_max = int(busy) if self._cluster.injector.strikes("busy_chance") else 0
