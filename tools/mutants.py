@@ -108,8 +108,8 @@ small-part-of-a-group-stays: protocol.paths:_largest_part (unit tests)
   + largest or part
 down-links-in-trees: protocol.plans:Planner._route (unit tests)
   L2: trees use a link that has failed for so long that it counts as down
-  - network_without(down)
-  + network_without(frozenset())
+  - unused = down
+  + unused = frozenset()
 barrier-forgets-who-was-there: protocol.kinds.collective:Collectives._open_barrier (simulator)
   L3: a new master does not release participants that missed the decision of a barrier
   - Decision(call_id, Result.SUCCESS, len(members), attempt_id=attempt_id, order=order, calls=calls)

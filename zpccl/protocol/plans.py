@@ -166,7 +166,8 @@ class Planner:
 
             return self.matrix.network(peers, is_usable, now_ns, used_percent)
 
-        network = network_without(avoided)
+        unused = avoided
+        network = network_without(unused)
         previous = None
         if known is not None and (known.peers, known.links) == (peers, links) and not known.was_untried:
             previous = known.route
@@ -174,13 +175,14 @@ class Planner:
         if route is None and is_ring:  # Every route needs an avoided link. The ring of `peers` needs the fewest.
             route = Route(Algorithm.RING, tuple(range(len(peers))))
         elif route is None:
-            network = network_without(down)
+            unused = down
+            network = network_without(unused)
             route = _find_route(spec, peers, network, speeds, None)
         if route is None:
             return None
         how = _plan_of(route, peers, network, speeds)
         if spec.kind == CollectiveKind.ALL_REDUCE and self._is_measured(route, peers, now_ns):
-            carried = Model(network_without(avoided, 100), tensor_of(spec), speeds)
+            carried = Model(network_without(unused, 100), tensor_of(spec), speeds)
             how = _paced(how, carried.moving_ns(route), known)
         self._planned[key] = found = Planned(peers, links, facts, now_ns, network, route, how)
         if len(self._planned) > limits.ROUTES_KEPT_MAX:
