@@ -426,14 +426,20 @@ def test_lists_may_go_from_one_master_to_the_other(duellists: tuple[FakeMaster, 
     other.commit(10)
 
 
-def test_strangers_may_be_members_of_a_list_that_is_lost() -> None:
-    """L3; anarchy, seed 58033270: the checker looked for the process of a stranger, which has none."""
-    checker = Lineage(Cluster(1))
-    former, master = FakeMaster(checker, 0), FakeMaster(checker, 1)
+def successor(checker: Lineage) -> FakeMaster:
+    """A new master of a run with one address, whose members all have the list 2, and planned something under it."""
+    former = FakeMaster(checker, 0)
     former.propose(1, "pq")
     former.propose(2, "pqr")
     checker._planned.add((b"run", 0))
     checker._accepted[b"run", 2] = {letter * 16 for letter in (b"p", b"q", b"r")}
+    return FakeMaster(checker, 1)
+
+
+def test_strangers_may_be_members_of_a_list_that_is_lost() -> None:
+    """L3; anarchy, seed 58033270: the checker looked for the process of a stranger, which has none."""
+    checker = Lineage(Cluster(1))
+    master = successor(checker)
     master.propose(9, "pq", 1)
     assert checker._lists[b"run", 9].parents == [(b"run", 1)]
 
@@ -443,11 +449,7 @@ def test_masters_wait_by_their_own_clocks(drift_ppm: int, is_late: bool) -> None
     """L3; minority, seed 59174146: the clock of a master was fast, and the checker measured with the simulator's."""
     cluster = Cluster(1)
     checker = Lineage(cluster)
-    former, master = FakeMaster(checker, 0), FakeMaster(checker, 1)
-    former.propose(1, "pq")
-    former.propose(2, "pqr")
-    checker._planned.add((b"run", 0))
-    checker._accepted[b"run", 2] = {letter * 16 for letter in (b"p", b"q", b"r")}
+    master = successor(checker)
     machine = SimpleNamespace(run_id=b"run", state=State.MEMBER)
     node = cast(SimulatedPeer, SimpleNamespace(is_alive=True, machine=machine))
     cluster.nodes.update(dict.fromkeys((b"q" * 16, b"r" * 16), node))
