@@ -1258,16 +1258,32 @@ falls-seen-by-and-by: protocol.matrix:_Estimate.observe (unit tests)
   + True
 probed-paths-fall-with-each-attempt: protocol.matrix:Matrix.observe_attempt (unit tests)
   L2: fast paths of a host that sends over many count as slow from the first call on
-  - is_as_planned and known is not None and known.holds(now_ns)
+  - sample.busy_ns <= trusted_ns and known is not None and known.holds(now_ns)
   + False
 probed-hosts-rise-and-fall-with-each-attempt: protocol.matrix:Matrix.observe_attempt (unit tests)
   L2: a host that gets little to send counts as slow from the first call on
-  - is_as_planned and probed is not None and probed.holds(now_ns)
+  - probed is not None and probed.holds(now_ns) and len(late) <= 1
   + False
-probed-paths-never-fall: protocol.plans:Planner.learn (unit tests)
-  L2: a path that falls to a tenth is used as before for an hour
-  - known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
+probed-hosts-fall-with-a-path: protocol.matrix:Matrix.observe_attempt (unit tests)
+  L2: after the fall of a path, plans give less to a host that can do as much as before
+  - len(late) <= 1
+  + not late
+fallen-paths-explained-by-their-host: protocol.matrix:Matrix.observe_attempt (unit tests)
+  L2: a path that falls to a tenth is used as before, because the other links of its host waited for it
+  - sample not in late
   + True
+probed-paths-never-fall: protocol.plans:_trusted_ns (unit tests)
+  L2: a path that falls to a tenth is used as before for an hour
+  - planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns
+  + True
+probed-paths-fall-with-the-path-that-they-wait-for: protocol.plans:_trusted_ns (unit tests)
+  L2: after the fall of a path, plans follow less exact rates of others
+  - max(limits.PROBE_TRUST_PERCENT_MAX * planned_ns, limits.PROBE_DOUBT_PERCENT * took_ns) // 100
+  + limits.PROBE_TRUST_PERCENT_MAX * planned_ns // 100
+a-pace-that-ends-with-the-fall-of-a-path: protocol.plans:Planner._is_measured (unit tests)
+  L2: after the fall of a path, the other links of busy hosts are late
+  - self.matrix.was_probed(peers[one], peers[other], now_ns)
+  + self.matrix.is_probed(peers[one], peers[other], now_ns)
 measured-paths-used-to-the-full: protocol.matrix:Matrix.network (unit tests)
   L2: a link that has lost some time stays behind, and all lanes wait for it
   - max(1, rate * used_percent // 100)

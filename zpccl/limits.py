@@ -421,6 +421,8 @@ PROBE_HOST_ROUNDS_MAX = 16
 PROBE_TRUST_PERCENT_MAX = 200
 """What was measured on purpose holds for RATE_DOUBLING, unless attempts take more than this percentage of what their
 plans say."""
+PROBE_DOUBT_PERCENT = 50
+"""In such an attempt only paths are doubted that were busy for this percentage of its time: others waited for them."""
 PATH_USED_PERCENT = 90
 """A plan uses this percentage of a path that was measured on purpose, so that a link that fell behind can catch up."""
 PACE_PERCENT = 103

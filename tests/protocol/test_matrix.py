@@ -42,12 +42,12 @@ def probe(matrix: Matrix[str], sender: str, now_ns: int = 0, **rates: int) -> No
     matrix.observe_probe(sender, samples, now_ns)
 
 
-def attempt(matrix: Matrix[str], now_ns: int = 0, *, is_as_planned: bool = True) -> None:
-    """All of a's links have bytes waiting all the time, and that to b carries 2 MB/s."""
+def attempt(matrix: Matrix[str], now_ns: int = 0, *, trusted_ns: float = SECOND) -> None:
+    """All of a's links have bytes waiting for a second, and that to b carries 2 MB/s."""
     samples = [
         Sample("a", other, mega_bytes * MB, SECOND, True) for other, mega_bytes in (("b", 2), ("c", 9), ("d", 9))
     ]
-    matrix.observe_attempt(samples, now_ns, is_as_planned=is_as_planned)
+    matrix.observe_attempt(samples, now_ns, trusted_ns=trusted_ns)
 
 
 def test_a_probe_of_a_pair_shows_its_path() -> None:
@@ -105,10 +105,28 @@ def test_what_was_probed_holds_no_more_if_attempts_take_long() -> None:
     matrix: Matrix[str] = Matrix()
     for other in "bcd":
         probe(matrix, "a", **{other: 10})
-    attempt(matrix, is_as_planned=False)
+        matrix.observe_probe(other, [Sample(other, "a", 10 * MB, SECOND, True)], 0)
+    attempt(matrix, trusted_ns=SECOND - 1)
     assert rate(matrix, "a", "b") == 2 * MB
-    matrix.observe_attempt([Sample("a", "b", 3 * MB, SECOND, True)], 0, is_as_planned=True)
+    assert not matrix.is_probed("a", "b", 0) and matrix.was_probed("a", "b", 0)
+    matrix.observe_attempt([Sample("a", "b", 3 * MB, SECOND, True)], 0, trusted_ns=SECOND)
     assert rate(matrix, "a", "b") != 2 * MB, "later attempts count as well"
+    assert not matrix.was_probed("a", "b", limits.RATE_DOUBLING_NS)
+
+
+def test_what_was_probed_holds_for_paths_that_only_waited_for_a_late_one() -> None:
+    """L2: after the fall of one path, the next plan is as good as the measurement. If two paths of a host are late, or
+    more, it is the host that has fallen."""
+    late = [Sample("a", other, 2 * MB, 2 * SECOND, True) for other in "bc"]
+    beside = Sample("a", "d", 2 * MB, SECOND, True)
+    for samples, path_rate, host_rate in (([late[0], beside], 1, 17), ([*late, beside], 10, 4)):
+        matrix: Matrix[str] = Matrix()
+        for other in "bcd":
+            probe(matrix, "a", **{other: 10})
+        probe(matrix, "a", b=5, c=5, d=7)
+        matrix.observe_attempt(samples, 0, trusted_ns=SECOND)
+        assert [rate(matrix, "a", other) for other in "bcd"] == [path_rate * MB, 10 * MB, 10 * MB]
+        assert host(matrix, "a") == host_rate * MB
 
 
 # --- Paths ------------------------------------------------------------------------------------------------------------

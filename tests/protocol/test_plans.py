@@ -48,6 +48,7 @@ class Run(MasterBench):
         super().__init__()
         self.members(*NAMES)
         self.rates = dict(rates)
+        self.busy_seconds: dict[str, int] = {}
         self.calls = 0
 
     def plan(self, **changes: Any) -> Reducing:
@@ -69,8 +70,10 @@ class Run(MasterBench):
         self.tick(limits.ROUTE_KEPT_NS)
 
     def sample(self, one: str, other: str) -> PathSample:
-        """A sample of one second at the rate of the path, which was the limit."""
-        return PathSample(pid(other), self.rates["".join(sorted(one + other))], 1_000_000, 20_000, is_limited=True)
+        """A sample of one second, or of `busy_seconds`, at the rate of the path, which was the limit."""
+        pair = "".join(sorted(one + other))
+        seconds = self.busy_seconds.get(pair, 1)
+        return PathSample(pid(other), seconds * self.rates[pair], seconds * 1_000_000, 20_000, is_limited=True)
 
     def settle(self, count: int = 6) -> Reducing:
         """Runs some all-reduces. Returns the plan of the next one."""
@@ -423,7 +426,7 @@ def test_probes_show_paths_and_hosts_at_once() -> None:
     parts = {place: rate * limits.PATH_USED_PERCENT // 100 for place, rate in ((1, FAST), (2, MIDDLE), (3, SLOW))}
     assert used == parts, "what is left lets links catch up"
     before = matrix.changes
-    run.rates = dict.fromkeys(PAIRS, SLOW // 4)
+    run.rates, run.busy_seconds = dict.fromkeys(PAIRS, SLOW // 4), dict.fromkeys(PAIRS, 10)
     run.end(duration_us=(2 * known.route.time_ns - limits.MS) // limits.US)
     network = matrix.network(known.peers, lambda one, other: True, run.now_ns, limits.PATH_USED_PERCENT)
     assert network.path_bytes_per_second == known.network.path_bytes_per_second
@@ -446,8 +449,28 @@ def test_only_plans_for_measured_paths_have_a_pace() -> None:
     known = list(run.machine.collectives.planner._planned.values())[-1]
     assert how.algorithm == Algorithm.TREES
     assert known.route.time_ns // limits.US * 0.9 < how.pace_us * 1.03 <= known.route.time_ns // limits.US
-    run.end(duration_us=3 * known.route.time_ns // limits.US)
+    run.end()
+    run.tick(limits.RATE_DOUBLING_NS)
     assert run.plan(count=2 * COUNT).pace_us == 0, "the paths are no longer known"
+
+
+def test_a_path_that_falls_leaves_the_others_measured() -> None:
+    """L2: attempts of 32 MiB among eight hosts took 1.4 times the bound after such a fall, and now 1.2 times: the plan
+    and its pace follow what was measured. In the attempt of the fall all links are slow, as they wait for the path."""
+    run = Run(PAIRS)
+    probe(run)
+    run.plan(count=2 * COUNT)
+    planner, (a, b, c, _) = run.machine.collectives.planner, run.machine.registry.order
+    run.rates, run.busy_seconds = {pair: rate // 10 for pair, rate in PAIRS.items()}, {"ab": 11, "ac": 9}
+    run.end(duration_us=20_000_000)
+    known = {(sender, receiver): rate for sender, receiver, rate, _, _ in planner.matrix.paths()}
+    assert known[a, b] == known[b, a] == FAST // 10
+    assert known[a, c] == MIDDLE and planner.matrix.host_rate(a, is_sending=True) == UPLINK
+    assert not planner.matrix.is_probed(a, b, run.now_ns) and planner.matrix.is_probed(a, c, run.now_ns)
+    how = run.plan(count=2 * COUNT)
+    assert how.pace_us and shares_of(how)[frozenset("ab")]
+    network = list(planner._planned.values())[-1].network
+    assert network.path_bytes_per_second[0][1] == FAST // 10 * limits.PATH_USED_PERCENT // 100
 
 
 def test_a_pace_that_holds_attempts_back_is_hastened() -> None:

@@ -11,8 +11,9 @@ rate of the path depends on what limited it:
                      before: what they carried together is the rate of the host. The paths can do at least as much.
 
 Which of these was the limit is a guess. In a probe (optimize_topology) it is known, since one host sends to one other,
-or to all others, and nothing else is under way. What a probe has shown holds while attempts take about as long as their
-plans say, and these attempts renew it.
+or to all others, and nothing else is under way. What a probe has shown holds, and is renewed by attempts, while these
+take about as long as their plans say. If one takes much longer, the rates of those paths are doubted that were busy for
+most of it, and attempts show their rates from then on. One path that has fallen delays all the others.
 
 Each of several links of a host that waited for their paths has kept some part of its path's rate. Links that kept less
 than half of the best link's part are slow for their own reason.
@@ -65,10 +66,16 @@ class _Estimate:
     seen_ns: int
     is_probed: bool = False
     """It was measured on purpose."""
+    is_doubted: bool = False
+    """An attempt has contradicted that. The rate is what attempts have shown since then."""
+
+    def was_probed(self, now_ns: int) -> bool:
+        """True if it was measured on purpose, and this or an attempt has shown its rate within RATE_DOUBLING."""
+        return self.is_probed and now_ns - self.seen_ns < limits.RATE_DOUBLING_NS
 
     def holds(self, now_ns: int) -> bool:
-        """True if it was measured on purpose, or confirmed since then, within RATE_DOUBLING."""
-        return self.is_probed and now_ns - self.seen_ns < limits.RATE_DOUBLING_NS
+        """The same, and the rate is the one that was measured."""
+        return self.was_probed(now_ns) and not self.is_doubted
 
     def rate_at(self, now_ns: int) -> int | None:
         """The rate, doubled for each RATE_DOUBLING_NS in which it was not renewed."""
@@ -79,7 +86,7 @@ class _Estimate:
     def observe(self, rate: int, now_ns: int, *, is_limited: bool) -> None:
         """Takes a new rate into account: as a lower bound if the path did not limit it."""
         known = self.rate_at(now_ns)
-        self.is_probed = False
+        self.is_doubted = True
         if is_limited and known is None:
             self.rate, self.seen_ns = rate, now_ns
         elif known is not None and (is_limited or rate > known):
@@ -136,13 +143,14 @@ class Matrix(Generic[P]):
             self._hosts[sender, True] = _Estimate(rate, now_ns, is_probed=True)
             self._hosts.pop((sender, False), None)
 
-    def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int, *, is_as_planned: bool = False) -> None:
+    def observe_attempt(self, samples: Iterable[Sample[P]], now_ns: int, *, trusted_ns: float = 0) -> None:
         """Takes all samples of an attempt into account, after finding out what limited each of them.
 
         Args:
             samples: of all peers.
             now_ns: the time.
-            is_as_planned: the attempt took about as long as its plan says: then what was probed holds.
+            trusted_ns: what was probed holds for each path that was busy no longer, and for each host with at most one
+                path that was busy longer.
         """
         samples = list(samples)
         by_host: dict[tuple[P, bool], list[Sample[P]]] = {}
@@ -152,17 +160,19 @@ class Matrix(Generic[P]):
         explained: set[tuple[P, P]] = set()
         for (peer, is_sending), group in by_host.items():
             slowed = self._slowed_by_host(group, now_ns)
-            explained.update((sample.sender, sample.receiver) for sample in slowed)
             rate = sum(sample.rate for sample in group)
+            late = [sample for sample in group if sample.busy_ns > trusted_ns]
             probed = self._hosts.get((peer, True))
-            if is_as_planned and probed is not None and probed.holds(now_ns):
+            if probed is not None and probed.holds(now_ns) and len(late) <= 1:
                 probed.seen_ns = now_ns
+                explained.update((sample.sender, sample.receiver) for sample in slowed if sample not in late)
                 continue
+            explained.update((sample.sender, sample.receiver) for sample in slowed)
             if sum(sample.sent_bytes for sample in group) >= limits.RATE_SAMPLE_BYTES:
                 self._observe_host(peer, is_sending, rate, now_ns, bool(slowed))
         for sample in samples:
             known = self._paths.get((sample.sender, sample.receiver))
-            if is_as_planned and known is not None and known.holds(now_ns):
+            if sample.busy_ns <= trusted_ns and known is not None and known.holds(now_ns):
                 known.seen_ns = now_ns
                 continue
             is_limited = sample.is_limited and (sample.sender, sample.receiver) not in explained
@@ -179,8 +189,13 @@ class Matrix(Generic[P]):
 
     def is_probed(self, one: P, other: P, now_ns: int) -> bool:
         """True if a path was measured on purpose, in both directions, and that still holds."""
-        known = [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
-        return len(known) == 2 and all(each.holds(now_ns) for each in known)
+        known = self._known(one, other)
+        return len(known) == 2 and all(estimate.holds(now_ns) for estimate in known)
+
+    def was_probed(self, one: P, other: P, now_ns: int) -> bool:
+        """The same, or attempts have shown since then that the path is slower."""
+        known = self._known(one, other)
+        return len(known) == 2 and all(estimate.was_probed(now_ns) for estimate in known)
 
     def forget(self, peer: P) -> None:
         """Forgets a lost peer."""
@@ -218,12 +233,12 @@ class Matrix(Generic[P]):
         for i, one in enumerate(peers):
             for j, other in enumerate(peers[:i]):
                 round_trips_ns[i][j] = round_trips_ns[j][i] = self._round_trips_ns.get(frozenset((one, other)))
-                known = [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
+                known = self._known(one, other)
                 if not is_usable(one, other):
                     rates[i][j] = rates[j][i] = 0
                 elif known:
                     rate = _least(known, now_ns)
-                    if rate is not None and self.is_probed(one, other, now_ns):
+                    if rate is not None and self.was_probed(one, other, now_ns):
                         rate = max(1, rate * used_percent // 100)
                     rates[i][j] = rates[j][i] = rate
                 else:
@@ -237,6 +252,10 @@ class Matrix(Generic[P]):
             for peer in peers
         )
         return Network(tuple(map(tuple, rates)), tuple(map(tuple, round_trips_ns)), hosts)
+
+    def _known(self, one: P, other: P) -> list[_Estimate]:
+        """What is known about the two directions of a path."""
+        return [self._paths[pair] for pair in ((one, other), (other, one)) if pair in self._paths]
 
     def _observe_host(self, peer: P, is_sending: bool, rate: int, now_ns: int, is_limited: bool) -> None:
         self.changes += 1

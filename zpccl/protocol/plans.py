@@ -7,6 +7,7 @@ this size use the same route, because planning takes up to 50 ms for 64 peers. A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -101,8 +102,7 @@ class Planner:
             known = None  # There is a newer plan.
         durations_us = [report.duration_us for report in reports.values() if report.duration_us]
         took_ns = min(durations_us, default=0) * limits.US  # The duration of the last peer to start.
-        is_as_planned = known is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * known.route.time_ns
-        self._observe(peers, reports, now_ns, is_as_planned)
+        self._observe(peers, reports, now_ns, _trusted_ns(took_ns, None if known is None else known.route.time_ns))
         if known is not None and took_ns:
             self._planned[_key(spec, peers)] = _hastened(known, took_ns)
         if spec.kind != CollectiveKind.ALL_REDUCE or len(durations_us) < max(2, len(peers)):
@@ -190,8 +190,8 @@ class Planner:
         return found
 
     def _is_measured(self, route: Route, peers: Sequence[Peer], now_ns: int) -> bool:
-        """True if it has lanes, and all its paths were measured on purpose."""
-        known = (self.matrix.is_probed(peers[one], peers[other], now_ns) for one, other in route.edges)
+        """True if it has lanes, and all its paths were measured on purpose, even if some are slower since then."""
+        known = (self.matrix.was_probed(peers[one], peers[other], now_ns) for one, other in route.edges)
         return bool(route.trees) and all(known)
 
     def _speeds_of(self, peers: Sequence[Peer]) -> Speeds:
@@ -221,7 +221,7 @@ class Planner:
         listed = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in members)
         return Measurements(listed, tuple(paths), tuple(hosts))
 
-    def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int, is_as_planned: bool) -> None:
+    def _observe(self, peers: Sequence[Peer], reports: dict[Peer, Report], now_ns: int, trusted_ns: float) -> None:
         by_id = {peer.peer_id: peer for peer in peers}
         samples: list[Sample[Peer]] = []
         for sender, report in reports.items():
@@ -238,7 +238,7 @@ class Planner:
             if len(probed) in (1, len(peers) - 1):  # Else some paths are missing.
                 self.matrix.observe_probe(sender, probed, now_ns)
         if samples:
-            self.matrix.observe_attempt(samples, now_ns, is_as_planned=is_as_planned)
+            self.matrix.observe_attempt(samples, now_ns, trusted_ns=trusted_ns)
 
 
 def tensor_of(spec: CollectiveSpec) -> Tensor:
@@ -280,6 +280,13 @@ def _find_route(
         return ring
     owners = (0,) if spec.kind == CollectiveKind.BROADCAST else owners_of([peer.peer_id for peer in peers])
     return plan_trees_of(owners, network, replace(tensor_of(spec), wire_bytes=whole_bytes), speeds)
+
+
+def _trusted_ns(took_ns: int, planned_ns: int | None) -> float:
+    """How long paths may have been busy in an attempt so that the rates that were measured on purpose still hold."""
+    if planned_ns is None or 100 * took_ns <= limits.PROBE_TRUST_PERCENT_MAX * planned_ns:
+        return math.inf
+    return max(limits.PROBE_TRUST_PERCENT_MAX * planned_ns, limits.PROBE_DOUBT_PERCENT * took_ns) // 100
 
 
 def _pace_us(moving_ns: int) -> int:
