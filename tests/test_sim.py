@@ -223,6 +223,21 @@ def test_an_outage_breaks_links_of_all() -> None:
     assert sorted(struck, key=sorted) == sorted(({other.peer_id} for other in cluster.live_nodes()), key=sorted)
 
 
+def test_no_path_leads_to_a_member_while_the_network_is_away() -> None:
+    """L2; churn, seed 59213352: a link broke just before an outage, and the master removed a member for it before it
+    noticed the outage. The checker took the path to be whole."""
+    cluster = Cluster(0, peer_count=2, script=SIMPLE)
+    cluster.run(steps=200, faults=STILL)
+    checker, group = Causes(cluster), [node.peer_id for node in cluster.live_nodes()]
+    assert len(group) == 2 and checker._are_connected(group)
+    strike_outage(cluster, 0, SECOND)
+    assert not checker._are_connected(group)
+    cluster.network.come_back()
+    assert not checker._are_connected(group), "the master may not know it yet"
+    cluster.clock.now_ns += limits.LINK_SUSPECT_NS + 2 * limits.LINK_WAIT_TIMEOUT_NS
+    assert checker._are_connected(group)
+
+
 def members_after_an_outage(alone_s: int) -> int:
     """How many of two members are left after an outage of all. Before it, the path between them broke.
 

@@ -97,9 +97,10 @@ class Links:
         return not (nodes[one].is_behind_nat and nodes[other].is_behind_nat)
 
     def carries_since_ns(self, one: bytes, other: bytes) -> int | None:
-        """Time since which carries() is true; None while it is false, or if they never have a link."""
-        is_sound = self.carries(one, other) and self.can_meet(one, other)
-        return self._pair(one, other).restored_ns if is_sound else None
+        """Time since which carries() is true and the network is there; None if that is not so, or they never meet."""
+        network = self._cluster.network
+        is_sound = self.carries(one, other) and self.can_meet(one, other) and not network.is_away
+        return max(self._pair(one, other).restored_ns, network.back_ns) if is_sound else None
 
     def damage(self, one: bytes, other: bytes, *, is_cut: bool) -> None:
         """Silently cuts the path between two peers, or makes it a black hole."""

@@ -103,6 +103,8 @@ class Network:
         self._count = 0
         self.is_away = False
         """There is no path between any two processes."""
+        self.back_ns = -(10**18)
+        """When that last ended."""
         self.connections: dict[str, Connection] = {}  # Those that the master does not know to have ended.
         self._cut: dict[tuple[bytes, int], int] = {}  # By peer and master: number of cuts that are in force.
         self._revoked: set[tuple[bytes, int]] = set()  # Peers, each with a master that no longer admits its key.
@@ -229,7 +231,8 @@ class Network:
 
     def come_back(self) -> None:
         """Ends an outage of the whole network, if there is one."""
-        self.is_away = False
+        if self.is_away:
+            self.is_away, self.back_ns = False, self._cluster.clock.now_ns
 
     def heal(self) -> None:
         """Ends all cuts."""
