@@ -165,11 +165,10 @@ class Matrix(Generic[P]):
             probed = self._hosts.get((peer, True))
             if probed is not None and probed.holds(now_ns) and len(late) <= 1:
                 probed.seen_ns = now_ns
-                explained.update((sample.sender, sample.receiver) for sample in slowed if sample not in late)
-                continue
-            explained.update((sample.sender, sample.receiver) for sample in slowed)
-            if sum(sample.sent_bytes for sample in group) >= limits.RATE_SAMPLE_BYTES:
+                slowed = [sample for sample in slowed if sample not in late]
+            elif sum(sample.sent_bytes for sample in group) >= limits.RATE_SAMPLE_BYTES:
                 self._observe_host(peer, is_sending, rate, now_ns, bool(slowed))
+            explained.update((sample.sender, sample.receiver) for sample in slowed)
         for sample in samples:
             known = self._paths.get((sample.sender, sample.receiver))
             if sample.busy_ns <= trusted_ns and known is not None and known.holds(now_ns):
