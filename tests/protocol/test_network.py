@@ -38,7 +38,7 @@ def star(count: int, middle: int, share: int = 1) -> Tree:
 def test_a_tree_knows_its_root_its_edges_and_its_depths() -> None:
     tree = Tree(1, (1, 3, 3, 3))
     assert tree.root == 3 and tree.edges == [(0, 1), (1, 3), (2, 3)] and tree.depths() == [2, 1, 1, 0]
-    assert tree.depths(lambda one, parent: 10 * one + parent) == [14, 13, 23, 0]
+    assert tree.depths([1, 13, 23, 99]) == [14, 13, 23, 0]
 
 
 def test_a_circle_is_no_tree() -> None:

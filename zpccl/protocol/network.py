@@ -28,7 +28,7 @@ Participants are identified by index, 0 to N - 1. All is computed in integers: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from zpccl import limits
@@ -117,24 +117,30 @@ class Tree:
         """Each child with its parent."""
         return [(one, parent) for one, parent in enumerate(self.parents) if one != parent]
 
-    def depths(self, cost: Callable[[int, int], int] = lambda one, parent: 1) -> list[int]:
-        """Sum of the costs of the hops from each participant to the root; without `cost`, the number of hops.
+    def depths(self, costs: Sequence[int] | None = None) -> list[int]:
+        """Sum of the costs of the hops from each participant to the root.
+
+        Args:
+            costs: the cost of the hop from each participant to its parent; without it, each hop counts 1.
 
         Raises:
             ValueError: the parents do not form a tree.
         """
-        depths = {self.root: 0}
-        for begin in range(len(self.parents)):
+        parents = self.parents
+        depths = [-1] * len(parents)
+        depths[self.root] = 0
+        for begin in range(len(parents)):
             way, one = [], begin
-            while one not in depths:
+            while depths[one] < 0:
                 way.append(one)
-                one = self.parents[one]
-                if len(way) > len(self.parents):
-                    raise ValueError(f"the parents {self.parents} form a cycle")
+                one = parents[one]
+                if len(way) > len(parents):
+                    raise ValueError(f"the parents {parents} form a cycle")
+            depth = depths[one]
             for one in reversed(way):
-                parent = self.parents[one]
-                depths[one] = depths[parent] + cost(one, parent)
-        return [depths[one] for one in range(len(self.parents))]
+                depth += 1 if costs is None else costs[one]
+                depths[one] = depth
+        return depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +234,7 @@ class Model:
             for row in network.round_trip_ns
         ]
         """Latency of each hop: half a round trip, and work."""
+        self._first_bytes: list[list[int]] = []
 
     def time_ns(self, route: Route) -> int | None:
         """Estimated duration; None if the route needs a path that must not be used."""
@@ -236,8 +243,7 @@ class Model:
 
     def moving_ns(self, route: Route) -> int:
         """How long the slowest path, host or peer at work needs for what it has to move."""
-        work_ns = self.host_bytes(route) * limits.SECOND // max(1, self.speeds.rate(route.algorithm))
-        return max(work_ns, self.network_ns(route))
+        return self.network_ns(route, self.speeds.rate(route.algorithm))
 
     def with_time(self, route: Route) -> Route | None:
         """The route with its estimated duration; None if it needs a path that must not be used."""
@@ -263,47 +269,66 @@ class Model:
         if not all(self.network.is_usable(one, other) for one, other in edges):
             return None
         if route.algorithm is Algorithm.TREES:
-            total = sum(tree.share for tree in route.trees)
-            return max(self.tree_latency_ns(tree, self.tensor.wire_bytes * tree.share // total) for tree in route.trees)
+            return self.trees_latency_ns(route.trees)
         hops_ns = [self.hop_ns[one][other] for one, other in edges]
         if route.algorithm is Algorithm.RING:
             return 2 * (self.network.count - 1) * sum(hops_ns) // len(hops_ns)
         return max(hops_ns) if route.algorithm is Algorithm.ONE_SHOT else 2 * max(hops_ns)
 
-    def tree_latency_ns(self, tree: Tree, part_bytes: int) -> int:
-        """Time of the longest way of a frame in a tree that reduces `part_bytes` of the tensor."""
-        root = tree.root
-        return 2 * max(
-            tree.depths(
-                lambda one, parent: (
-                    self.hop_ns[one][parent] + (0 if parent == root else self.passing_ns(one, parent, part_bytes))
-                )
-            )
-        )
+    def trees_latency_ns(self, trees: Sequence[Tree]) -> int:
+        """Time of the longest way of a frame in trees whose paths may all be used."""
+        total, longest_ns = sum(tree.share for tree in trees), 0
+        for tree in trees:
+            root, part_bytes = tree.root, self.tensor.wire_bytes * tree.share // total
+            costs_ns = [
+                self.hop_ns[one][parent] + (0 if parent == root else self.passing_ns(one, parent, part_bytes))
+                for one, parent in enumerate(tree.parents)
+            ]
+            longest_ns = max(longest_ns, 2 * max(tree.depths(costs_ns)))
+        return longest_ns
 
     def passing_ns(self, one: int, other: int, part_bytes: int) -> int:
         """How long a path needs until the first frame of a part of the tensor is complete, if it carries no others."""
         rate = self.network.path_bytes_per_second[one][other]
         if not rate:
             return 0
-        round_trip_ns = self.network.round_trip_ns[one][other] or 0
-        is_far = round_trip_ns >= limits.LINK_FAR_ROUND_TRIP_NS
-        count = limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_far else limits.LINK_CONNECTIONS_DEFAULT
-        frames = min(count, connections_in_use(rate, round_trip_ns, limits.LINK_SENDER_WINDOW_BBR_BYTES))
-        return min(part_bytes, frames * frame_bytes(rate)) * limits.SECOND // rate
+        first_bytes = (self._first_bytes or self._find_first_bytes())[one][other]
+        return (first_bytes if first_bytes < part_bytes else part_bytes) * limits.SECOND // rate
+
+    def _find_first_bytes(self) -> list[list[int]]:
+        """For each path, the size of one frame for each of the connections in use, of which the first one is complete
+        when all are."""
+        self._first_bytes = table = [[0] * self.network.count for _ in range(self.network.count)]
+        far_ns, window_bytes = limits.LINK_FAR_ROUND_TRIP_NS, limits.LINK_SENDER_WINDOW_BBR_BYTES
+        near_count, far_count = limits.LINK_CONNECTIONS_DEFAULT, limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
+        for one, rates in enumerate(self.network.path_bytes_per_second):
+            round_trips_ns = self.network.round_trip_ns[one]
+            for other in range(one):
+                rate, round_trip_ns = rates[other], round_trips_ns[other] or 0
+                if rate:
+                    count = connections_in_use(rate, round_trip_ns, window_bytes)
+                    frames = min(count, near_count if round_trip_ns < far_ns else far_count)
+                    table[one][other] = table[other][one] = frames * frame_bytes(rate)
+        return table
 
     def host_bytes(self, route: Route) -> int:
         """How many bytes the busiest host sends."""
         return max(self._host_loads(route))
 
-    def network_ns(self, route: Route) -> int:
-        """How long the slowest path or host needs for what it has to move; 0 where no rate is known."""
-        hosts_ns = [
-            load * limits.SECOND // max(1, rate)
-            for load, rate in zip(self._host_loads(route), self.network.host_bytes_per_second, strict=True)
-            if rate is not None
-        ]
-        return max([0, *hosts_ns, self._paths_ns(route)])
+    def network_ns(self, route: Route, host_rate_max: int | None = None) -> int:
+        """How long the slowest path or host needs for what it has to move; 0 where no rate is known.
+
+        Args:
+            route: a route that needs no missing path.
+            host_rate_max: no host sends faster than this, in bytes per second.
+        """
+        longest_ns = self._paths_ns(route)
+        for load, rate in zip(self._host_loads(route), self.network.host_bytes_per_second, strict=True):
+            if rate is None or (host_rate_max is not None and host_rate_max < rate):
+                rate = host_rate_max
+            if rate is not None:
+                longest_ns = max(longest_ns, load * limits.SECOND // max(1, rate))
+        return longest_ns
 
     def _host_loads(self, route: Route) -> list[int]:
         """How many bytes each host sends; it receives as many."""
@@ -311,9 +336,11 @@ class Model:
         if route.algorithm is Algorithm.TREES:
             degrees = [0] * count
             for tree in route.trees:
-                for one, parent in tree.edges:
-                    degrees[one] += tree.share
-                    degrees[parent] += tree.share
+                share = tree.share
+                for one, parent in enumerate(tree.parents):
+                    if one != parent:
+                        degrees[one] += share
+                        degrees[parent] += share
             total = sum(tree.share for tree in route.trees)
             return [wire_bytes * degree // total for degree in degrees]
         is_one_shot = route.algorithm is Algorithm.ONE_SHOT
@@ -322,14 +349,20 @@ class Model:
     def _paths_ns(self, route: Route) -> int:
         count, wire_bytes, rates = self.network.count, self.tensor.wire_bytes, self.network.path_bytes_per_second
         if route.algorithm is Algorithm.TREES:
-            shares: dict[tuple[int, int], int] = {}
+            shares: dict[int, int] = {}
             for tree in route.trees:
-                for one, parent in tree.edges:
-                    edge = (one, parent) if one < parent else (parent, one)
-                    shares[edge] = shares.get(edge, 0) + tree.share
+                share = tree.share
+                for one, parent in enumerate(tree.parents):
+                    path = one * count + parent if one < parent else parent * count + one
+                    shares[path] = shares.get(path, 0) + share
             total = sum(tree.share for tree in route.trees)
-            loads = [(wire_bytes * share // total, rates[one][other]) for (one, other), share in shares.items()]
-            return max([0, *(load * limits.SECOND // rate for load, rate in loads if rate)])
+            longest_ns = 0
+            for path, share in shares.items():
+                one, other = divmod(path, count)
+                rate = rates[one][other]
+                if rate and one != other:
+                    longest_ns = max(longest_ns, wire_bytes * share // total * limits.SECOND // rate)
+            return longest_ns
         if route.algorithm is Algorithm.RING:
             load = 2 * (count - 1) * wire_bytes // count
         else:
