@@ -34,11 +34,6 @@ INHERITED = {"Attempt"}
 """Base classes that are data classes: mypyc would give the subclasses the same constructor."""
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
     "protocol/routes.py": (("cost_max = self._cost(route)", "cost_max = float(self._cost(route))"),),
-    "protocol/packing.py": (
-        ("sum(allowed) >= sum(best)", "sum(allowed, 0.0) >= sum(best, 0.0)"),
-        ("sum(values) <= (1 + GAP) * sum(best)", "sum(values, 0.0) <= (1 + GAP) * sum(best, 0.0)"),
-        ("value / sum(best) for", "value / sum(best, 0.0) for"),
-    ),
     "protocol/master.py": ((" bound = self.registry.by_con", " bound: typing.Any = self.registry.by_con"),),
     "sim/dataplane.py": (("    node: SimulatedPeer\n    call_id", "    node: typing.Any\n    call_id"),),
     "sim/program.py": (("    node: SimulatedPeer\n    script", "    node: typing.Any\n    script"),),

@@ -383,8 +383,8 @@ ROUTES_KEPT_MAX = 256
 """Sizes of tensors, in all groups, for which a master keeps the plan. Other sizes are planned anew for each call."""
 LANE_MIN_BYTES = 64 * KIB
 """A lane has at least a frame of the tensor, on average: smaller tensors have fewer lanes."""
-PACKING_CELLS_MAX = 200_000
-"""Numbers computed to divide a tensor among trees or stars; that takes some 12 ms."""
+PACKING_PIVOTS_MAX = 400
+"""Steps of the search for shares of trees or stars; that takes some 10 ms."""
 ROUTE_GAIN_MIN_PERCENT = 10
 """How much faster a plan that follows the rates of paths must be than an algorithm that treats all paths alike."""
 ROUTE_CHANGE_MIN_PERCENT = 15

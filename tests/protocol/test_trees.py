@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from zpccl import limits
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor, Tree
-from zpccl.protocol.trees import SHARES, Packer
+from zpccl.protocol.trees import NEAR, SHARES, STARS_MAX, Packer
 from zpccl.types import Algorithm
 
 MB = 10**6
@@ -41,7 +42,7 @@ def packings(network: Network, tensor: Tensor = LARGE) -> list[list[Tree]]:
 
 
 def stars(network: Network, tensor: Tensor = LARGE) -> list[Tree]:
-    return next(itertools.islice(Packer(Model(network, tensor, ENDLESS)).stars(), 1, None), [])
+    return next(Packer(Model(network, tensor, ENDLESS)).stars(), [])
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 13, 24])
@@ -91,6 +92,37 @@ def test_roots_are_spread() -> None:
     """Each tree is a chain of three: its middle adds the most."""
     found = stars(made_of([[100 * MB] * 6] * 6))
     assert len({tree.root for tree in found}) == 6
+
+
+@pytest.mark.parametrize("count", [4, 9, 16])
+def test_roots_are_about_as_good_as_any_other(count: int) -> None:
+    """Of a large tensor, whose frames are complete long before its parts are."""
+    for seed in range(8):
+        network = random_network(seed, count)
+        rng = random.Random(seed)
+        round_trips_ns: list[list[int | None]] = [[None] * count for _ in range(count)]
+        for one, other in itertools.combinations(range(count), 2):
+            round_trips_ns[one][other] = round_trips_ns[other][one] = rng.randrange(200) * limits.MS
+        model = Model(replace(network, round_trip_ns=tuple(map(tuple, round_trips_ns))), LARGE, ENDLESS)
+        for trees in Packer(model).trees():
+            for tree in trees:
+                latencies_ns = [model.trees_latency_ns([rooted(tree, root)]) for root in range(count)]
+                assert latencies_ns[tree.root] <= NEAR * min(latencies_ns) * 1.001
+
+
+def rooted(tree: Tree, root: int) -> Tree:
+    """The tree with another root."""
+    parents, one, parent = list(tree.parents), root, root
+    while parents[one] != one:
+        parents[one], one, parent = parent, parents[one], one
+    parents[one] = parent
+    return Tree(tree.share, tuple(parents))
+
+
+def test_large_groups_have_no_stars_but_for_wide_sums() -> None:
+    network = made_of([[10 * MB] * (STARS_MAX + 1)] * (STARS_MAX + 1))
+    assert stars(network) == []
+    assert len(stars(network, Tensor(LARGE.wire_bytes, are_sums_wide=True))) == STARS_MAX + 1
 
 
 def best(network: Network) -> float:

@@ -20,101 +20,94 @@ large-scale traveling-salesman problem, 1954 (rows that are added when they are 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zpccl import limits
+
+Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-9
 GAP = 0.005
 """How much longer than necessary the answer may take."""
 BUSY_FIRST = 0.7
 """Resources that the first answer keeps busy for this part of its time are added at the beginning, if they are few."""
-ADDED_ROWS_MAX = 4
+ADDED_ROWS_MAX = 8
 """Overloaded resources that are added at the same time."""
-TURNS_BETWEEN_ANSWERS = 4
-"""How often resources are added before the next answer is made from the current solution."""
 
 
-def divide(
-    ways: Sequence[Mapping[int, float]],
-    resource: int,
-    begin: Sequence[float],
-    cells_max: int = limits.PACKING_CELLS_MAX,
-) -> list[float]:
+def divide(ways: Sequence[Mapping[int, float]], resource: int, begin: Sequence[float]) -> list[float]:
     """The shares of the ways: 0 or more, of sum 1.
 
     Args:
-        ways: for each way, how long it keeps each resource busy; resources with time 0 may be left out.
+        ways: for each way, how long it keeps each resource busy; resources with time 0 may be left out. Resources are
+            numbered from 0; numbers that no way names cost little.
         resource: a resource that every way needs.
         begin: shares that are about right, up to a common factor.
-        cells_max: how many numbers may be computed.
     """
+    busy = np.zeros((1 + max(max(way) for way in ways), len(ways)))
+    for column, way in enumerate(ways):
+        busy[list(way), column] = list(way.values())
+    used = busy.max(axis=1) > 0
     # In units of the best way alone, so that numbers are neither tiny nor huge.
-    unit = min(max(way.values()) for way in ways)
-    ways = [{name: busy / unit for name, busy in way.items()} for way in ways]
-    program = _Program(ways, resource, cells_max)
-    loads = load(ways, begin)
-    time = max(loads.values())
-    best = [share / time for share in begin]
-    busiest = sorted((-busy, name) for name, busy in loads.items() if busy > BUSY_FIRST * time)
-    program.add([name for _, name in busiest[: len(ways) // 2]])
-    for turn in itertools.count():
+    busy = busy[used] / busy.max(axis=0).min()
+    needs = busy > 0
+    program = _Program(busy, int(np.count_nonzero(used[:resource])))
+    best = np.array(begin)
+    loads = _loads(busy, best)
+    best /= loads.max()
+    program.add(_largest(loads / loads.max(), BUSY_FIRST, len(ways)))
+    while True:
         values = program.values()
-        loads = load(ways, values)
-        overloaded = sorted((-busy, name) for name, busy in loads.items() if busy > 1 + GAP)
-        if turn % TURNS_BETWEEN_ANSWERS == 0 or not overloaded or not program.has_cells_left:
-            # Ways whose resources are overloaded get less, until no resource is overloaded.
-            allowed = [
-                value and value / max(1.0, max([loads[name] for name in way]))
-                for way, value in zip(ways, values, strict=True)
-            ]
-            if sum(allowed) >= sum(best):
-                best = allowed
+        loads = _loads(busy, values)
+        # Ways whose resources are overloaded get less, until no resource is overloaded.
+        allowed = values / np.maximum(1.0, np.where(needs, loads[:, np.newaxis], 0.0).max(axis=0))
+        if allowed.sum() >= best.sum():
+            best = allowed
+        overloaded = _largest(loads, 1 + GAP, ADDED_ROWS_MAX)
         # With all resources, the sum is at most the sum with only the added ones.
-        is_good = not overloaded or sum(values) <= (1 + GAP) * sum(best)
-        if is_good or not program.add([name for _, name in overloaded[:ADDED_ROWS_MAX]]):
+        is_good = not overloaded or values.sum() <= (1 + GAP) * best.sum()
+        if is_good or not program.add(overloaded):
             break
-    return [value / sum(best) for value in best]
+    shares: list[float] = (best / best.sum()).tolist()
+    return shares
 
 
-def load(ways: Sequence[Mapping[int, float]], shares: Sequence[float]) -> dict[int, float]:
-    """How long each resource is busy in total."""
-    loads: dict[int, float] = {}
-    known = loads.get
-    for way, share in zip(ways, shares, strict=True):
-        if share > 0:
-            for name, busy in way.items():
-                loads[name] = known(name, 0.0) + share * busy
+def _loads(busy: Floats, values: Floats) -> Floats:
+    """How long each resource is busy in total. (Not by BLAS, which may start threads.)"""
+    loads: Floats = np.einsum("rk,k->r", busy, values)
     return loads
+
+
+def _largest(loads: Floats, least: float, count: int) -> list[int]:
+    """The resources that are busy for longer than `least`: at most `count`, the busiest first."""
+    found = np.flatnonzero(loads > least)
+    order: list[int] = found[np.argsort(-loads[found], kind="stable")].tolist()
+    return order[:count]
 
 
 class _Program:
     """The linear program with the resources that have been added."""
 
-    def __init__(self, ways: Sequence[Mapping[int, float]], resource: int, cells_max: int) -> None:
-        self._ways = ways
-        self._cells_left = cells_max
-        count = len(ways)
-        self._free = list(range(count))
-        self._basic = [count + resource]
-        self._rows = [[way[resource] for way in ways]]
-        self._constants = [1.0]
-        self._gains = [1.0] * count
+    def __init__(self, busy: Floats, resource: int) -> None:
+        self._busy = busy
+        self._count = count = busy.shape[1]
+        self._pivots_left = limits.PACKING_PIVOTS_MAX
+        self._free = np.arange(count)
+        self._basic = np.array([count + resource])
+        self._table = np.ones((2, count + 1))
+        """Rows and their constants; the last row has the gains."""
+        self._table[0, :count] = busy[resource]
         # Of the ways that keep it busy least, the one that keeps the others busy least: often it is the answer.
-        self._pivot(0, min(range(count), key=lambda name: (ways[name][resource], sum(ways[name].values()))))
+        self._pivot(0, int(np.lexsort((busy.sum(axis=0), busy[resource]))[0]))
 
-    @property
-    def has_cells_left(self) -> bool:
-        """False once as many numbers have been computed as are allowed."""
-        return self._cells_left > 0
-
-    def values(self) -> list[float]:
+    def values(self) -> Floats:
         """The value of each way."""
-        values = [0.0] * len(self._ways)
-        for name, constant in zip(self._basic, self._constants, strict=True):
-            if name < len(values):
-                values[name] = max(0.0, constant)
+        values = np.zeros(self._count)
+        rows = self._rows_of_ways()
+        values[self._basic[rows]] = np.maximum(0.0, self._table[rows, -1])
         return values
 
     def add(self, resources: Sequence[int]) -> bool:
@@ -123,62 +116,54 @@ class _Program:
         Returns:
             False if that takes too many steps, or if all had been added before: then only rounding overloads them.
         """
-        added = [self._add(resource) for resource in resources]
-        if not any(added):
+        known = {*self._free.tolist(), *self._basic.tolist()}
+        slacks = [slack for resource in resources if (slack := self._count + resource) not in known]
+        if not slacks:
             return False
-        while self.has_cells_left:
-            row = min(range(len(self._basic)), key=lambda i: (self._constants[i], self._basic[i]))
-            if self._constants[row] >= -TOLERANCE:
+        self._add(slacks)
+        while self._pivots_left > 0:
+            constants = self._table[:-1, -1]
+            row = int(constants.argmin())
+            if constants[row] >= -TOLERANCE:
                 return True
-            column = self._entering(self._rows[row])
+            column = self._entering(row)
             if column is None:
                 return False  # Only by rounding: with all shares 0, no resource is overloaded.
             self._pivot(row, column)
         return False
 
-    def _entering(self, row: list[float]) -> int | None:
-        """The column that lowers the total least for what it adds to the row."""
-        choices = [
-            (gain / value, name, column)
-            for column, (value, gain, name) in enumerate(zip(row, self._gains, self._free, strict=True))
-            if value < -TOLERANCE
-        ]
-        return min(choices)[2] if choices else None
+    def _add(self, slacks: list[int]) -> None:
+        needs = self._busy[[slack - self._count for slack in slacks]]
+        added = np.ones((len(slacks), self._count + 1))
+        is_way = self._free < self._count
+        added[:, :-1] = np.where(is_way, needs[:, np.where(is_way, self._free, 0)], 0.0)
+        rows = self._rows_of_ways()
+        added -= np.einsum("ij,jk->ik", needs[:, self._basic[rows]], self._table[rows])
+        self._table = np.vstack([self._table[:-1], added, self._table[-1:]])
+        self._basic = np.append(self._basic, slacks)
 
-    def _add(self, resource: int) -> bool:
-        count = len(self._ways)
-        if count + resource in self._free or count + resource in self._basic:
-            return False
-        self._cells_left -= len(self._rows) * len(self._free)
-        needs = [way.get(resource, 0.0) for way in self._ways]
-        row = [needs[name] if name < count else 0.0 for name in self._free]
-        constant = 1.0
-        for name, other, value in zip(self._basic, self._rows, self._constants, strict=True):
-            need = needs[name] if name < count else 0.0
-            if need:
-                constant -= need * value
-                row = [mine - need * its for mine, its in zip(row, other, strict=True)]
-        self._basic.append(count + resource)
-        self._rows.append(row)
-        self._constants.append(constant)
-        return True
+    def _rows_of_ways(self) -> NDArray[np.int64]:
+        rows: NDArray[np.int64] = np.flatnonzero(self._basic < self._count)
+        return rows
+
+    def _entering(self, row: int) -> int | None:
+        """The column that lowers the total least for what it adds to the row; of equal ones, the first variable."""
+        values = self._table[row, :-1]
+        columns = np.flatnonzero(values < -TOLERANCE)
+        if not len(columns):
+            return None
+        ratios = self._table[-1, columns] / values[columns]
+        columns = columns[ratios == ratios.min()]
+        return int(columns[self._free[columns].argmin()])
 
     def _pivot(self, index: int, column: int) -> None:
         """Makes the variable of a column basic, in place of the variable of a row."""
-        self._cells_left -= len(self._rows) * len(self._free)
-        row, pivot = self._rows[index], self._rows[index][column]
-        row = [value / pivot for value in row]
+        self._pivots_left -= 1
+        table = self._table
+        factors, pivot = table[:, column].copy(), table[index, column]
+        row = table[index] / pivot
         row[column] = 1 / pivot
-        constant = self._constants[index] / pivot
-        for i, other in enumerate(self._rows):
-            factor = other[column]
-            if i != index and factor:
-                changed = [value - factor * mine for value, mine in zip(other, row, strict=True)]
-                changed[column] = -factor / pivot
-                self._rows[i] = changed
-                self._constants[i] -= factor * constant
-        gain = self._gains[column]
-        self._gains = [value - gain * mine for value, mine in zip(self._gains, row, strict=True)]
-        self._gains[column] = -gain / pivot
-        self._rows[index], self._constants[index] = row, constant
+        table -= np.multiply.outer(factors, row)
+        table[:, column] = factors / -pivot
+        table[index] = row
         self._basic[index], self._free[column] = self._free[column], self._basic[index]

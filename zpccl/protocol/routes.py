@@ -29,9 +29,9 @@ reaches all others is a ring used: the engine widens the values that travel arou
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from zpccl import limits
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor
@@ -195,24 +195,24 @@ class _Planner:
     def _refined(self, allowed: set[Algorithm], cost_max: float) -> Iterator[Route]:
         """Routes that follow the rates of paths, each cheaper than the one before."""
         if TREES in allowed and self._trees_ns_min() <= cost_max:
-            for route in self._trees():
-                if self._cost(route) <= cost_max:
-                    cost_max = self._cost(route)
-                    yield route
+            packer = Packer(self._model)
+            groups = [packer.stars()]
+            if not self._tensor.are_sums_wide and len(self._everyone) > 3:  # All trees of three are stars.
+                groups.append(packer.trees())
+            for group in groups:
+                for trees in group:
+                    route = Route(TREES, self._everyone, tuple(trees))
+                    moving_ns = self._model.moving_ns(route)
+                    if moving_ns > cost_max:
+                        break  # The next ones of this group move their bytes no quicker.
+                    route = replace(route, time_ns=moving_ns + self._model.trees_latency_ns(route.trees))
+                    if self._cost(route) <= cost_max:
+                        cost_max = self._cost(route)
+                        yield route
         if RING in allowed and self._ring_ns_min() <= cost_max:
             ring = self._quickest_ring()
             if ring is not None and self._cost(ring) <= cost_max:
                 yield ring
-
-    def _trees(self) -> Iterator[Route]:
-        packer = Packer(self._model)
-        packings = packer.stars()
-        if not self._tensor.are_sums_wide and len(self._everyone) > 3:  # All trees of three are stars.
-            packings = itertools.chain(packings, packer.trees())
-        for trees in packings:
-            route = self._model.with_time(Route(TREES, self._everyone, tuple(trees)))
-            if route is not None:
-                yield route
 
     def _quickest_ring(self) -> Route | None:
         if len(self._everyone) > limits.DIRECT_PEERS_MAX:

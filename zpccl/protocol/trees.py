@@ -38,6 +38,8 @@ ROOTS_TRIED_MAX = 4
 """How many participants in the middle of a tree may be its root."""
 NEAR = 1.1
 """A root may lengthen the latency of a tree by this factor."""
+STARS_MAX = limits.LANES_MAX
+"""Up to so many participants, stars are tried beside other trees."""
 TINY = 1e-9
 """The amount of a tree that the weights have not chosen."""
 SHARES = 1 << 16
@@ -92,30 +94,35 @@ class Packer:
         ]
 
     def stars(self) -> Iterator[list[Tree]]:
-        """The best star alone, and a packing of stars; none if no peer has a path to all others."""
+        """A packing of stars, then the best star alone; none if no peer has a path to all others.
+
+        In a large group, too, there are none if other trees are allowed: these are quicker then.
+        """
+        if self._count > STARS_MAX and not self._model.tensor.are_sums_wide:
+            return
         middles = [one for one, row in enumerate(self._paths_s) if math.inf not in row[:one] + row[one + 1 :]]
         found = [
-            self._candidate([(one, middle) for one in range(self._count) if one != middle], [middle])
+            self._candidate([(one, middle) for one in range(self._count) if one != middle], middle)
             for middle in middles
         ]
         if not found:
             return
+        best = sorted(found, key=lambda candidate: candidate.alone_s)
+        yield self._divide(best[: 2 * self._lanes_max] if self._lanes_max < len(found) else found, self._lanes_max)
         # Shares are chosen by rates, whatever the latency. But latency is most of a small tensor's time.
-        yield self._divide([min(found, key=lambda candidate: candidate.alone_s)], 1)
-        if self._lanes_max < len(found):
-            found = sorted(found, key=lambda candidate: candidate.alone_s)[: 2 * self._lanes_max]
-        # If sums are wide, there are no other trees, so this may take longer.
-        cells_max = limits.PACKING_CELLS_MAX * 2 if self._model.tensor.are_sums_wide else limits.PACKING_CELLS_MAX // 4
-        yield self._divide(found, self._lanes_max, cells_max)
+        yield self._divide(best[:1], 1)
 
     def trees(self) -> Iterator[list[Tree]]:
-        """Packings of trees that may be quick; none if the paths do not connect all peers."""
+        """Packings of ever fewer trees, those of least latency, then the best tree alone; none if no tree connects all.
+
+        As a rule a packing moves its bytes no quicker than the one before it.
+        """
         found = sorted(self._collect(), key=lambda candidate: candidate.latency_s)
+        if self._lanes_max > 1:
+            for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}, reverse=True):
+                yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
         if found:
             yield self._divide([min(found, key=lambda candidate: candidate.alone_s)], 1)
-        if self._lanes_max > 1:
-            for size in sorted({math.ceil(part * len(found)) for part in KEPT_PARTS if found}):
-                yield self._divide(found[:size], min(self._lanes_max, limits.LANES_MAX))
 
     def shortest(self, root: int) -> Tree | None:
         """The tree of the shortest ways to a root, whatever the load; None if the paths do not connect all."""
@@ -133,16 +140,17 @@ class Packer:
         hosts = [first * size for size in self._hosts_s]
         paths = [[first * size for size in row] for row in self._paths_s]
         roots = sorted(range(count), key=lambda one: sum(self._hops_s[one]))[: max(1, count // 4)]
-        shortest = self._shortest(roots[0])
-        if shortest is None:
+        edges = self._shortest(roots[0])
+        if edges is None:
             return []
-        found = {shortest: self._candidate(shortest, amount=TINY)}
+        found = {_undirected(edges): self._candidate(edges, amount=TINY)}
         for turn in range(min(limits.LANES_MAX, 4 * self._lanes_max) - 1):
             depth_weight = 2 * total / max(1, count - 1)
             edges = self._cheapest(roots[turn % len(roots)], hosts, paths, depth_weight)
             assert edges is not None, "the paths connect all"
-            candidate = found.get(edges) or self._candidate(edges, amount=0.0)
-            found[edges], busy_s = candidate, candidate.busy_s
+            name = _undirected(edges)
+            candidate = found.get(name) or self._candidate(edges, amount=0.0)
+            found[name], busy_s = candidate, candidate.busy_s
             candidate.amount += 1 / max(busy_s.values())
             growth = GROWTH / max(busy_s.values())
             for one, other in edges:
@@ -153,37 +161,46 @@ class Packer:
                 hosts[one] *= 1 + growth * busy_s[one]
         return list(found.values())
 
-    def _shortest(self, root: int) -> tuple[tuple[int, int], ...] | None:
+    def _shortest(self, root: int) -> list[tuple[int, int]] | None:
         free = [[0.0 if size < math.inf else math.inf for size in row] for row in self._paths_s]
         return self._cheapest(root, [0.0] * self._count, free, 1.0)
 
     def _cheapest(
         self, root: int, hosts: Sequence[float], paths: Sequence[Sequence[float]], depth_weight: float
-    ) -> tuple[tuple[int, int], ...] | None:
-        """The edges of the cheapest tree. Latency to the root counts as a price, weighted by `depth_weight`."""
+    ) -> list[tuple[int, int]] | None:
+        """The cheapest tree: each participant with its parent, after the parent's own pair.
+
+        Latency to the root counts as a price, weighted by `depth_weight`.
+        """
         left = [one for one in range(self._count) if one != root]
+        # What each costs so far, apart from its host, and the parent for which it does.
         prices, parents = [math.inf] * self._count, [root] * self._count
         edges, last, latency_s = [], root, [0.0] * self._count
         while left:
             hops_s = self._root_hops_s[last] if last == root else self._hops_s[last]
             row, mine = paths[last], hosts[last] + depth_weight * latency_s[last]
+            nearest, least = root, math.inf
             for one in left:
-                price = row[one] + hosts[one] + mine + depth_weight * hops_s[one]
-                if price < prices[one]:
-                    prices[one], parents[one] = price, last
-            last = min(left, key=prices.__getitem__)
-            if prices[last] == math.inf:
+                price = row[one] + mine
+                if price < prices[one]:  # Seldom, so the rest is added only now.
+                    price += depth_weight * hops_s[one]
+                    if price < prices[one]:
+                        prices[one] = price
+                        parents[one] = last
+                price = prices[one] + hosts[one]
+                if price < least:
+                    nearest, least = one, price
+            if nearest == root:
                 return None
-            parent = parents[last]
+            last, parent = nearest, parents[nearest]
             hops_s = self._root_hops_s[parent] if parent == root else self._hops_s[parent]
             latency_s[last] = latency_s[parent] + hops_s[last]
-            edges.append((last, parent) if last < parent else (parent, last))
+            edges.append((last, parent))
             left.remove(last)
-        return tuple(sorted(edges))
+        return edges
 
-    def _candidate(
-        self, edges: Sequence[tuple[int, int]], roots: Sequence[int] | None = None, amount: float = 1.0
-    ) -> _Candidate:
+    def _candidate(self, edges: Sequence[tuple[int, int]], root: int | None = None, amount: float = 1.0) -> _Candidate:
+        """The tree of these pairs of child and parent, each after the parent's own, with its good roots or this one."""
         busy_s = dict.fromkeys(range(self._count), 0.0)
         for one, other in edges:
             busy_s[one] += self._hosts_s[one]
@@ -191,39 +208,38 @@ class Packer:
             size = self._paths_s[one][other]
             if size:
                 busy_s[self._count * (1 + min(one, other)) + max(one, other)] = size
-        beside = _neighbours(edges, self._count)
-        central = roots or self._central(beside)
-        latencies_s = {root: max(self._distances(beside, root, is_root=True)) for root in central}
-        least = min(latencies_s.values())
-        near = tuple(root for root, latency_s in latencies_s.items() if latency_s <= NEAR * least)
+        latencies_s = self._latencies(edges)
+        central = sorted(range(self._count), key=latencies_s.__getitem__) if root is None else [root]
+        least = latencies_s[central[0]]
+        near = tuple(one for one in central[:ROOTS_TRIED_MAX] if latencies_s[one] <= NEAR * least)
         return _Candidate(tuple(edges), near, least, busy_s, amount)
 
-    def _central(self, beside: Sequence[Sequence[int]]) -> list[int]:
-        """The participants in the middle of a tree, the most central first."""
-        # The one farthest from any other is an end of the longest way. From anywhere, one of its two ends is farthest.
-        from_any = self._distances(beside, 0)
-        from_end = self._distances(beside, from_any.index(max(from_any)))
-        from_other = self._distances(beside, from_end.index(max(from_end)))
-        longest = [max(pair) for pair in zip(from_end, from_other, strict=True)]
-        return sorted(range(self._count), key=longest.__getitem__)[:ROOTS_TRIED_MAX]
-
-    def _distances(self, beside: Sequence[Sequence[int]], begin: int, *, is_root: bool = False) -> list[float]:
-        """Latency from one participant to each along the edges of a tree; at the root the first hop takes less."""
-        distances = [-1.0] * self._count
-        distances[begin], waiting = 0.0, [begin]
-        for one in waiting:
-            hops_s, mine = self._root_hops_s[one] if is_root and one == begin else self._hops_s[one], distances[one]
-            for other in beside[one]:
-                if distances[other] < 0:
-                    distances[other] = mine + hops_s[other]
-                    waiting.append(other)
-        return distances
+    def _latencies(self, edges: Sequence[tuple[int, int]]) -> list[float]:
+        """For each participant, the latency from it to the farthest one, if it is the root of the tree."""
+        latencies_s, longest, second = ([0.0] * self._count for _ in range(3))
+        # Up: the longest way that begins at each participant with a child of it, and the longest with another child.
+        for one, parent in reversed(edges):
+            latencies_s[parent] = max(latencies_s[parent], self._root_hops_s[parent][one] + longest[one])
+            way = self._hops_s[parent][one] + longest[one]
+            if way > longest[parent]:
+                longest[parent], second[parent] = way, longest[parent]
+            elif way > second[parent]:
+                second[parent] = way
+        # Down: the longest way that begins with the parent is one more choice.
+        for one, parent in edges:
+            hop_s = self._hops_s[parent][one]
+            beyond = second[parent] if hop_s + longest[one] == longest[parent] else longest[parent]
+            latencies_s[one] = max(latencies_s[one], self._root_hops_s[one][parent] + beyond)
+            way = hop_s + beyond
+            if way > longest[one]:
+                longest[one], second[one] = way, longest[one]
+            elif way > second[one]:
+                second[one] = way
+        return latencies_s
 
     # --- Shares -------------------------------------------------------------------------------------------------------
 
-    def _divide(
-        self, candidates: Sequence[_Candidate], lanes_max: int, cells_max: int = limits.PACKING_CELLS_MAX
-    ) -> list[Tree]:
+    def _divide(self, candidates: Sequence[_Candidate], lanes_max: int) -> list[Tree]:
         """Divides the tensor among the candidates so that it is done early, and gives each tree a root.
 
         The root has most to add, so different suitable participants become roots.
@@ -231,7 +247,7 @@ class Packer:
         shares = [0.0]
         while True:
             amounts = [candidate.amount for candidate in candidates]
-            shares = divide([candidate.busy_s for candidate in candidates], self._busiest, amounts, cells_max)
+            shares = divide([candidate.busy_s for candidate in candidates], self._busiest, amounts)
             used = [place for place, share in enumerate(shares) if round(share * SHARES)]
             used.sort(key=shares.__getitem__, reverse=True)
             if len(used) <= lanes_max:
@@ -247,17 +263,18 @@ class Packer:
         return trees
 
 
-def _neighbours(edges: Sequence[tuple[int, int]], count: int) -> list[list[int]]:
-    beside: list[list[int]] = [[] for _ in range(count)]
-    for one, other in edges:
-        beside[one].append(other)
-        beside[other].append(one)
-    return beside
+def _undirected(edges: Sequence[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    """The same for all trees with these paths, whatever their root."""
+    return frozenset((one, other) if one < other else (other, one) for one, other in edges)
 
 
 def _parents(edges: Sequence[tuple[int, int]], root: int, count: int) -> tuple[int, ...]:
     """The parent of each participant, if the edges are a tree with this root."""
-    beside, parents, waiting = _neighbours(edges, count), {root: root}, [root]
+    beside: list[list[int]] = [[] for _ in range(count)]
+    for one, other in edges:
+        beside[one].append(other)
+        beside[other].append(one)
+    parents, waiting = {root: root}, [root]
     for one in waiting:
         for other in beside[one]:
             if other not in parents:
