@@ -234,7 +234,8 @@ class Model:
             for row in network.round_trip_ns
         ]
         """Latency of each hop: half a round trip, and work."""
-        self._first_bytes: list[list[int]] = []
+        self._first_bytes = [[0] * network.count for _ in range(network.count)]
+        """For each path, once it was asked for, the size of one frame for each of its connections in use."""
 
     def time_ns(self, route: Route) -> int | None:
         """Estimated duration; None if the route needs a path that must not be used."""
@@ -292,24 +293,16 @@ class Model:
         rate = self.network.path_bytes_per_second[one][other]
         if not rate:
             return 0
-        first_bytes = (self._first_bytes or self._find_first_bytes())[one][other]
+        first_bytes = self._first_bytes[one][other] or self._find_first_bytes(one, other, rate)
         return (first_bytes if first_bytes < part_bytes else part_bytes) * limits.SECOND // rate
 
-    def _find_first_bytes(self) -> list[list[int]]:
-        """For each path, the size of one frame for each of the connections in use, of which the first one is complete
-        when all are."""
-        self._first_bytes = table = [[0] * self.network.count for _ in range(self.network.count)]
-        far_ns, window_bytes = limits.LINK_FAR_ROUND_TRIP_NS, limits.LINK_SENDER_WINDOW_BBR_BYTES
-        near_count, far_count = limits.LINK_CONNECTIONS_DEFAULT, limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT
-        for one, rates in enumerate(self.network.path_bytes_per_second):
-            round_trips_ns = self.network.round_trip_ns[one]
-            for other in range(one):
-                rate, round_trip_ns = rates[other], round_trips_ns[other] or 0
-                if rate:
-                    count = connections_in_use(rate, round_trip_ns, window_bytes)
-                    frames = min(count, near_count if round_trip_ns < far_ns else far_count)
-                    table[one][other] = table[other][one] = frames * frame_bytes(rate)
-        return table
+    def _find_first_bytes(self, one: int, other: int, rate: int) -> int:
+        round_trip_ns = self.network.round_trip_ns[one][other] or 0
+        is_far = round_trip_ns >= limits.LINK_FAR_ROUND_TRIP_NS
+        count = limits.LINK_CONNECTIONS_FAR_BBR_DEFAULT if is_far else limits.LINK_CONNECTIONS_DEFAULT
+        frames = min(count, connections_in_use(rate, round_trip_ns, limits.LINK_SENDER_WINDOW_BBR_BYTES))
+        found = self._first_bytes[one][other] = self._first_bytes[other][one] = frames * frame_bytes(rate)
+        return found
 
     def host_bytes(self, route: Route) -> int:
         """How many bytes the busiest host sends."""

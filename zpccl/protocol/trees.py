@@ -221,20 +221,18 @@ class Packer:
         for one, parent in reversed(edges):
             latencies_s[parent] = max(latencies_s[parent], self._root_hops_s[parent][one] + longest[one])
             way = self._hops_s[parent][one] + longest[one]
-            if way > longest[parent]:
-                longest[parent], second[parent] = way, longest[parent]
-            elif way > second[parent]:
-                second[parent] = way
+            if way > second[parent]:
+                longest[parent], second[parent] = (
+                    (way, longest[parent]) if way > longest[parent] else (longest[parent], way)
+                )
         # Down: the longest way that begins with the parent is one more choice.
         for one, parent in edges:
             hop_s = self._hops_s[parent][one]
             beyond = second[parent] if hop_s + longest[one] == longest[parent] else longest[parent]
             latencies_s[one] = max(latencies_s[one], self._root_hops_s[one][parent] + beyond)
             way = hop_s + beyond
-            if way > longest[one]:
-                longest[one], second[one] = way, longest[one]
-            elif way > second[one]:
-                second[one] = way
+            if way > second[one]:
+                longest[one], second[one] = (way, longest[one]) if way > longest[one] else (longest[one], way)
         return latencies_s
 
     # --- Shares -------------------------------------------------------------------------------------------------------
