@@ -47,12 +47,14 @@ def divide(ways: Sequence[Mapping[int, float]], resource: int, begin: Sequence[f
         resource: a resource that every way needs.
         begin: shares that are about right, up to a common factor.
     """
-    busy = np.zeros((1 + max(max(way) for way in ways), len(ways)))
+    count = 1 + max(max(way) for way in ways)
+    busy, used = np.zeros((count, len(ways))), np.zeros(count, np.bool_)
     for column, way in enumerate(ways):
-        busy[list(way), column] = list(way.values())
-    used = busy.max(axis=1) > 0
-    # In units of the best way alone, so that numbers are neither tiny nor huge.
-    busy = busy[used] / busy.max(axis=0).min()
+        resources = list(way)
+        busy[resources, column] = list(way.values())
+        used[resources] = True
+    busy = busy[used]
+    busy /= busy.max(axis=0).min()  # In units of the best way alone, so that numbers are neither tiny nor huge.
     needs = busy > 0
     program = _Program(busy, int(np.count_nonzero(used[:resource])))
     best = np.array(begin)
@@ -149,12 +151,13 @@ class _Program:
     def _entering(self, row: int) -> int | None:
         """The column that lowers the total least for what it adds to the row; of equal ones, the first variable."""
         values = self._table[row, :-1]
-        columns = np.flatnonzero(values < -TOLERANCE)
-        if not len(columns):
+        ratios = np.full(self._count, np.inf)
+        np.divide(self._table[-1, :-1], values, out=ratios, where=values < -TOLERANCE)
+        least = ratios.min()
+        if least == np.inf:
             return None
-        ratios = self._table[-1, columns] / values[columns]
-        columns = columns[ratios == ratios.min()]
-        return int(columns[self._free[columns].argmin()])
+        columns = np.flatnonzero(ratios == least)
+        return int(columns[0] if len(columns) == 1 else columns[self._free[columns].argmin()])
 
     def _pivot(self, index: int, column: int) -> None:
         """Makes the variable of a column basic, in place of the variable of a row."""

@@ -209,7 +209,7 @@ class _Planner:
                     if self._cost(route) <= cost_max:
                         cost_max = self._cost(route)
                         yield route
-        if RING in allowed and self._ring_ns_min() <= cost_max:
+        if RING in allowed and self._is_ring_within(cost_max):
             ring = self._quickest_ring()
             if ring is not None and self._cost(ring) <= cost_max:
                 yield ring
@@ -230,18 +230,21 @@ class _Planner:
 
     # --- Bounds -------------------------------------------------------------------------------------------------------
 
-    def _ring_ns_min(self) -> int:
-        """A lower bound for the time of all rings: a ring uses two paths of each host, and connects all."""
-        count, rates = len(self._everyone), self._rates
+    def _is_ring_within(self, ns_max: float) -> bool:
+        """False if no ring takes at most this time: a ring uses each host, two paths of each, and connects all."""
+        count, tensor = len(self._everyone), self._tensor
         if count <= 3 or count > limits.DIRECT_PEERS_MAX:
-            return 0
+            return True
+        hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
+        rate_max: float = min([self._speeds.rate(RING), *hosts])
+        load = 2 * (count - 1) * tensor.wire_bytes * limits.SECOND / count
+        if load / max(1, rate_max) > ns_max:
+            return False
+        rates = self._rates
         delay_ns = delay_bound(rates, self._model.hop_ns)
         if delay_ns == math.inf:
-            return 0  # There is no ring: the search will find that out.
-        hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
-        rate_max = max(1, min(rate_bound(rates), self._speeds.rate(RING), *hosts))
-        moving_ns = 2 * (count - 1) * self._tensor.wire_bytes * limits.SECOND / (count * rate_max)
-        return int(2 * (count - 1) * delay_ns / count + moving_ns)
+            return True  # There is no ring: the search will find that out.
+        return 2 * (count - 1) * delay_ns / count + load / max(1, min(rate_max, rate_bound(rates))) <= ns_max
 
     def _trees_ns_min(self) -> int:
         """A lower bound for the time of all trees: each tree has an edge at each host, and N - 1 edges."""

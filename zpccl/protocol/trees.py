@@ -88,10 +88,11 @@ class Packer:
         self._busiest = max(range(self._count), key=self._hosts_s.__getitem__)
         part_bytes = wire_bytes // min(self._lanes_max, limits.LANES_MAX)
         self._root_hops_s = [[hop_ns / limits.SECOND for hop_ns in row] for row in model.hop_ns]
-        self._hops_s = [
-            [(hop_ns + model.passing_ns(one, other, part_bytes)) / limits.SECOND for other, hop_ns in enumerate(row)]
-            for one, row in enumerate(model.hop_ns)
-        ]
+        self._hops_s = [row.copy() for row in self._root_hops_s]
+        for one, row in enumerate(model.hop_ns):
+            for other, hop_ns in enumerate(row[:one]):
+                hop_s = (hop_ns + model.passing_ns(one, other, part_bytes)) / limits.SECOND
+                self._hops_s[one][other] = self._hops_s[other][one] = hop_s
 
     def stars(self) -> Iterator[list[Tree]]:
         """A packing of stars, then the best star alone; none if no peer has a path to all others.
@@ -133,12 +134,11 @@ class Packer:
 
     def _collect(self) -> list[_Candidate]:
         """Trees that together are a good packing."""
-        count = self._count
-        sizes = [size for one, row in enumerate(self._paths_s) for size in row[:one] if 0 < size < math.inf]
+        count, sizes = self._count, self._paths_s
         total = 1.0  # Sum of the prices of all hosts and paths, which begin equal. Below they are multiplied by sizes.
-        first = total / (count + len(sizes))
+        first = total / (count + sum(0 < size < math.inf for one, row in enumerate(sizes) for size in row[:one]))
         hosts = [first * size for size in self._hosts_s]
-        paths = [[first * size for size in row] for row in self._paths_s]
+        paths = [[first * size for size in row] for row in sizes]
         roots = sorted(range(count), key=lambda one: sum(self._hops_s[one]))[: max(1, count // 4)]
         edges = self._shortest(roots[0])
         if edges is None:
@@ -154,11 +154,13 @@ class Packer:
             candidate.amount += 1 / max(busy_s.values())
             growth = GROWTH / max(busy_s.values())
             for one, other in edges:
-                total += growth * paths[one][other]
-                paths[one][other] = paths[other][one] = paths[one][other] * (1 + growth * self._paths_s[one][other])
-            for one, size in enumerate(self._hosts_s):
-                total += growth * hosts[one] * busy_s[one] / size
-                hosts[one] *= 1 + growth * busy_s[one]
+                price = paths[one][other]
+                total += growth * price
+                paths[one][other] = paths[other][one] = price * (1 + growth * sizes[one][other])
+            for one, price in enumerate(hosts):
+                grown = growth * busy_s[one]
+                total += grown * price / self._hosts_s[one]
+                hosts[one] = price * (1 + grown)
         return list(found.values())
 
     def _shortest(self, root: int) -> list[tuple[int, int]] | None:
@@ -201,15 +203,16 @@ class Packer:
 
     def _candidate(self, edges: Sequence[tuple[int, int]], root: int | None = None, amount: float = 1.0) -> _Candidate:
         """The tree of these pairs of child and parent, each after the parent's own, with its good roots or this one."""
-        busy_s = dict.fromkeys(range(self._count), 0.0)
+        count, hosts_s, paths_s = self._count, self._hosts_s, self._paths_s
+        busy_s = dict.fromkeys(range(count), 0.0)
         for one, other in edges:
-            busy_s[one] += self._hosts_s[one]
-            busy_s[other] += self._hosts_s[other]
-            size = self._paths_s[one][other]
+            busy_s[one] += hosts_s[one]
+            busy_s[other] += hosts_s[other]
+            size = paths_s[one][other]
             if size:
-                busy_s[self._count * (1 + min(one, other)) + max(one, other)] = size
+                busy_s[count * (1 + one) + other if one < other else count * (1 + other) + one] = size
         latencies_s = self._latencies(edges)
-        central = sorted(range(self._count), key=latencies_s.__getitem__) if root is None else [root]
+        central = sorted(range(count), key=latencies_s.__getitem__) if root is None else [root]
         least = latencies_s[central[0]]
         near = tuple(one for one in central[:ROOTS_TRIED_MAX] if latencies_s[one] <= NEAR * least)
         return _Candidate(tuple(edges), near, least, busy_s, amount)
