@@ -406,11 +406,11 @@ class Communicator(Collectives):
     def optimize_topology(self) -> None:
         """Measures paths and hosts, for better plans. All members of all groups must call it.
 
-        Each two members send each other up to 64 MiB of meaningless bytes, for a second, as many pairs at a time as
-        possible; then each member does so to all others. So it takes one to two seconds a round: for N members N - 1
-        rounds and as many more, at most 16. Members that have called it before do not repeat it for a newcomer, and if
-        all paths were measured within the hour, or have carried since what was expected, it returns at once. Paths
-        within a host are not measured.
+        Each member sends each other one up to 64 MiB of meaningless bytes, for a second, on as many paths at a time as
+        possible; then it does so to all others at once. So it takes one to two seconds a round: for N members 2 (N - 1)
+        rounds, and N more, at most 16. Members that have called it before do not repeat it for a newcomer, and if all
+        paths were measured within the hour, or have carried since what was expected, it returns at once. Paths within a
+        host are not measured.
 
         Collectives on large tensors measure their paths as well, but less exactly. In uneven networks they take a
         third longer without this call.

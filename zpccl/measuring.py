@@ -1,9 +1,10 @@
 """Measures the paths of a group for `optimize_topology`.
 
-In rounds, so that nothing else uses the lines of those who send. First each two peers send to each other, alone: that
-shows the rate of their path. Then each peer in turn sends to all others: that shows how much its host sends in all.
-Between rounds all peers meet in an all-reduce of a few bytes, whose reports take the measurements to the master
-(protocol/plans.py).
+In rounds, so that nothing else uses the lines of those who send. First each peer sends to each other one, alone: that
+shows the rate of their path. Of two peers only one sends at a time: if both did, acknowledgements would wait behind
+data, and a slow path would seem to carry half of what it does. Then each peer in turn sends to all others: that shows
+how much its host sends in all. Between rounds all peers meet in an all-reduce of a few bytes, whose reports take the
+measurements to the master (protocol/plans.py).
 
 What is sent are messages on a channel that the receiver has not opened, so it drops them. The rate is what TCP has
 counted as acknowledged in the second half of a round, when its windows are open.
@@ -76,7 +77,8 @@ def rounds(peers: Sequence[bytes], measured: Collection[bytes]) -> Iterator[dict
         met = [(peers[one], peers[other]) for one, other in pairs if max(one, other) < count]
         met = [pair for pair in met if not all(peer in measured for peer in pair)]
         if met:
-            yield {one: (other,) for pair in met for one, other in (pair, pair[::-1])}
+            yield {one: (other,) for one, other in met}
+            yield {other: (one,) for one, other in met}
     known = [peer for peer in peers if peer in measured]
     known = known if len(known) > 2 else []  # Two peers measure nothing but their path.
     hosts = [peer for peer in peers if peer not in known] if count > 2 else []
