@@ -423,11 +423,10 @@ PROBE_TRUST_PERCENT_MAX = 200
 plans say."""
 PROBE_DOUBT_PERCENT = 50
 """In such an attempt only paths are doubted that were busy for this percentage of its time: others waited for them."""
-PATH_USED_PERCENT = 90
+PATH_USED_PERCENT = 80
 """A plan uses this percentage of a path that was measured on purpose, so that a link that fell behind can catch up."""
-PACE_PERCENT = 103
-"""If all paths of a plan of trees were measured on purpose, links send no faster than at this percentage of the rate
-that these and their hosts allow."""
+PACE_HELD_PERCENT = 103
+"""An attempt that takes less than this percentage of its pace was perhaps held back by it: the next one is faster."""
 HOST_LIMITED_PERCENT_MAX = 80
 """If the links of a host together reach less than this percentage of their rates, the host is the limit."""
 EXPLAINED_MIN_PERCENT = 75

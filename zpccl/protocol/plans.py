@@ -289,22 +289,18 @@ def _trusted_ns(took_ns: int, planned_ns: int | None) -> float:
     return max(limits.PROBE_TRUST_PERCENT_MAX * planned_ns, limits.PROBE_DOUBT_PERCENT * took_ns) // 100
 
 
-def _pace_us(moving_ns: int) -> int:
-    """The pace of a plan whose slowest path or host needs this time."""
-    return max(1, moving_ns * 100 // (limits.PACE_PERCENT * limits.US))
-
-
 def _paced(how: Reducing, moving_ns: int, before: Planned | None) -> Reducing:
-    """The plan with a pace: that of the plan before, if this has the same lanes, since it may have been hastened."""
-    pace_us = _pace_us(moving_ns)
+    """The plan with a pace: the time that its slowest path or host needs, or less if the plan before has the same lanes
+    and was hastened."""
+    pace_us = max(1, moving_ns // limits.US)
     if before is not None and before.how.pace_us and before.how.lanes == how.lanes:
         pace_us = min(pace_us, before.how.pace_us)
     return structs.replace(how, pace_us=pace_us)
 
 
 def _hastened(planned: Planned, took_ns: int) -> Planned:
-    """The plan with a faster pace, if an attempt took less time than the measured rates allow: they were too low."""
-    pace_us = min(planned.how.pace_us, _pace_us(took_ns))
+    """The plan with a faster pace, if an attempt took hardly longer than its pace: perhaps only that held it back."""
+    pace_us = min(planned.how.pace_us, max(1, took_ns * 100 // (limits.PACE_HELD_PERCENT * limits.US)))
     return replace(planned, how=structs.replace(planned.how, pace_us=pace_us))
 
 
