@@ -223,7 +223,7 @@ class Matrix(Generic[P]):
             peers: the participants; the network refers to them by their index here.
             is_usable: whether the path between two of them may be used; symmetric.
             now_ns: the time.
-            used_percent: how much the plan may use of a path that was measured on purpose.
+            used_percent: how much the plan may use of a path that was measured on purpose and has not fallen since.
         """
         count = len(peers)
         rates: list[list[int | None]] = [[None] * count for _ in peers]
@@ -237,7 +237,7 @@ class Matrix(Generic[P]):
                     rates[i][j] = rates[j][i] = 0
                 elif known:
                     rate = _least(known, now_ns)
-                    if rate is not None and self.was_probed(one, other, now_ns):
+                    if rate is not None and self.is_probed(one, other, now_ns):
                         rate = max(1, rate * used_percent // 100)
                     rates[i][j] = rates[j][i] = rate
                 else:
