@@ -567,7 +567,7 @@ def test_other_operations_wait_for_collectives(trio: Run) -> None:
 
 
 def test_optimize_topology_measures_paths_once(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All know whether they must measure, and meet before and after each round: for three pairs and three hosts."""
+    """All know whether they must measure, and meet before and after each round: for six paths and three hosts."""
     met: list[int] = []
     meet = zpccl.Communicator._meet
 
@@ -578,9 +578,9 @@ def test_optimize_topology_measures_paths_once(trio: Run, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(zpccl.Communicator, "_meet", recorded)
     assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
-    assert met == [6] * 3 * 7
+    assert met == [9] * 3 * 10
     assert trio.all(lambda comm: comm.optimize_topology()) == [None] * 3
-    assert len(met) == 3 * 7
+    assert len(met) == 3 * 10
 
 
 def test_members_that_count_the_group_differently_end_their_measurement(trio: Run) -> None:

@@ -1290,7 +1290,7 @@ measured-paths-used-to-the-full: protocol.matrix:Matrix.network (unit tests)
   + rate
 a-pace-that-is-never-hastened: protocol.plans:_hastened (unit tests)
   L2: links keep for ever to a pace that was measured too low
-  - min(planned.how.pace_us, _pace_us(took_ns))
+  - min(planned.how.pace_us, max(1, took_ns * 100 // (limits.PACE_HELD_PERCENT * limits.US)))
   + planned.how.pace_us
 a-pace-by-what-attempts-show: protocol.plans:Planner._is_measured (unit tests)
   L2: links keep to rates that are not those of their paths, and the plan is never found wrong
