@@ -424,7 +424,8 @@ plans say."""
 PROBE_DOUBT_PERCENT = 50
 """In such an attempt only paths are doubted that were busy for this percentage of its time: others waited for them."""
 PATH_USED_PERCENT = 80
-"""A plan uses this percentage of a path that was measured on purpose, so that a link that fell behind can catch up."""
+"""A plan uses this percentage of a path that was measured on purpose and has not fallen since, so that a link that fell
+behind can catch up."""
 PACE_HELD_PERCENT = 103
 """An attempt that takes less than this percentage of its pace was perhaps held back by it: the next one is faster."""
 HOST_LIMITED_PERCENT_MAX = 80

@@ -470,9 +470,8 @@ def test_a_path_that_falls_leaves_the_others_measured() -> None:
     how = run.plan(count=2 * COUNT)
     assert how.pace_us and shares_of(how)[frozenset("ab")]
     network = list(planner._planned.values())[-1].network
-    part = limits.PATH_USED_PERCENT
     assert network.path_bytes_per_second[0][1] == FAST // 10, "attempts show no more of it than they could use"
-    assert network.path_bytes_per_second[0][2] == MIDDLE * part // 100
+    assert network.path_bytes_per_second[0][2] == MIDDLE * limits.PATH_USED_PERCENT // 100
 
 
 def test_a_pace_that_holds_attempts_back_is_hastened() -> None:
