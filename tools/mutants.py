@@ -832,7 +832,7 @@ facts-of-removed-members-count: protocol.master:MasterMachine._restore (unit tes
   + True
 facts-of-who-comes-too-late-count: protocol.takeover:TakeOver.apply_round (unit tests)
   L1: a member that is to be removed answers a topology call of some of the others, and the rest wait for them
-  - history.drop(history.parted(self._registry.peers, late))
+  - history.drop(self._parted(history, late))
   + pass
 list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
   S6: whoever came after members were removed goes with these, when they come back and are removed again
@@ -1427,8 +1427,24 @@ joiner-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   + peer.unlinked_ns
 late-peer-ends-those-who-go-on: protocol.recovery:History.parted (unit tests)
   L2: the list of a late peer that had to go removes members that go on together, as the next one comes late
-  - [late] if knowing and late in removed + knowing else []
+  - [late] if removed and knowing and late in removed + knowing else []
   + [late] if late in removed + theirs else gone
+removed-member-stays-until-it-reports: protocol.recovery:History.parted (unit tests)
+  L2: a master dies before a removed member has reported; the next one lists it, and it waits for the others for ever
+  - knowing and knowing[0] not in found
+  + False
+absent-member-listed-later-goes: protocol.recovery:History.parted (unit tests)
+  S6: a member that was admitted again after its removal is removed because it has not reported yet
+  - members.union(found, *since)
+  + members.union(found)
+absent-member-goes-with-a-late-one: protocol.recovery:History.parted (unit tests)
+  L3: a member that knows of a removal has to go, and removes a member that belongs to those who go on
+  - knowing and knowing[0] not in found
+  + True
+who-tells-of-a-removal-goes: protocol.recovery:History.parted (unit tests)
+  S6: a member comes late and is removed, though those who went on meanwhile are in its list
+  - [late] if removed and knowing and late in removed + knowing else []
+  + [late] if knowing and late in removed + knowing else []
 unaware-peer-is-not-late: protocol.master:MasterMachine._on_unaware (unit tests)
   L2: the same, as a peer comes that knows nothing of its admission
   - self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)

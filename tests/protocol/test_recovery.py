@@ -1336,6 +1336,36 @@ def test_who_has_not_heard_of_a_removal_stays(order: str, term: int) -> None:
     assert bench.names() == "pqs"
 
 
+@pytest.mark.parametrize("has_told", [False, True])
+@pytest.mark.parametrize("is_listed_later", [False, True])
+def test_a_removed_member_goes_before_it_has_reported(is_listed_later: bool, has_told: bool) -> None:
+    """L2: c knows that d was removed, and comes late. b has not heard of that: it stays, and d goes before it reports.
+
+    If b knows a later list with d, a master may have admitted d again. Then d stays until it reports.
+    """
+    bench = TakeOver()
+    epoch, term = (LATER, 1) if is_listed_later else (1, 0)
+    bench.report("a", "abcd", epoch, since=1, term=term, round=2, waits=False)
+    bench.report("b", "abcd", epoch, since=1, term=term, round=1 if has_told else 2, waits=False)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    assert bench.names() == "abcd"
+    bench.report("c", "abc", 2, since=1, round=2)
+    assert bench.names() == ("abcd" if is_listed_later else "abc")
+    bench.report("d", "abcd", 1, since=1, round=1)
+    assert bench.names() == "abc"
+
+
+def test_a_member_that_has_to_go_removes_no_absent_one() -> None:
+    """L3: c knows that a and d were removed, and has to go: a and b have decided something since. d stays."""
+    bench = TakeOver()
+    ended = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),), "term": 1, "since": 1}
+    bench.report("a", "abcd", LATER, **ended, waits=False)
+    bench.report("b", "abcd", LATER, **ended, waits=False)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.report("c", "c", 2, since=1)
+    assert bench.names() == "abd"
+
+
 @pytest.mark.parametrize("reports", [False, True])
 def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver, reports: bool) -> None:
     """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before c's report came."""

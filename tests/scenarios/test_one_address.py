@@ -323,6 +323,42 @@ def test_members_that_removed_others_and_these_do_not_meet_at_different_points(r
     assert all(isinstance(call.result, Kicked) for call in calls), calls
 
 
+def test_a_removed_member_goes_with_the_first_report_of_its_removal() -> None:
+    """L2: a master takes the run over from members that have not heard of a removal, and dies before the removed member
+    reports.
+
+    Minority, seed 59268600: a member came late and told of the removal. The list that it was sent named the removed
+    member again, so the next master admitted both. Each waited for the other in a different call.
+    """
+    world, others = one_master("rst")
+    removed, last = (world.peer(name, ONE, group=1) for name in "pq")
+    for peer in (removed, last):
+        peer.connect()
+    world.run(1)
+    world.admit(others, [removed, last])
+    world.cut([removed], "m")
+    call, alone = removed.reduce(), last.reduce()
+    world.drop_to_peers.update("rst")
+    world.settle([alone])
+    assert isinstance(alone.result, TooFewPeers)
+    asked = last.topology(TopologyKind.PENDING)
+    world.run(0.2)
+    world.cut([last], "m")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    second = world.start_master("m", 500)
+    world.until(lambda: not second.machine.is_recovering, what="the take-over")
+    assert second.member_names == "rstpq"
+    world.join([last], "m")
+    world.run(0.3)
+    world.run(0.1)
+    world.kill_master("m")
+    world.join([removed], "m")
+    world.start_master("m", 501)
+    world.settle([call, asked, *(peer.topology(TopologyKind.PENDING) for peer in others)])
+    assert isinstance(call.result, Kicked) and asked.result == 0
+
+
 def test_a_newcomer_waits_while_a_minority_does() -> None:
     """L3: two of three die with their master. The restarted one waits 30 s for them, and a newcomer waits with it."""
     world, peers = one_master("pqr")

@@ -6,7 +6,7 @@ decisions of its epoch, so a peer that knows a decision also knows the members t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -155,7 +155,9 @@ class History:
         is_listed = report.hello.peer_id in theirs  # If not, it has acknowledged a list without itself.
         return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
 
-    def parted(self, present: Container[bytes], late: bytes | None = None) -> list[bytes]:
+    def parted(
+        self, present: Container[bytes], late: bytes | None = None, absent: Collection[bytes] = ()
+    ) -> list[bytes]:
         """Present members to remove, because a former single master had removed members that then reported first.
 
         The next master adopted a list from the removed members. That list and the list of the others do not follow
@@ -164,9 +166,13 @@ class History:
         tell of a removal, too. The removed members go, unless something was decided since under the list that was
         adopted from them: then the members that know the other list go.
 
+        If the members that know of the removal stay, removed ones that are still to report go at once. Otherwise the
+        members would be sent a list with these, and if this master then died, they would report that list alone.
+
         Args:
-            present: the peers that are here.
+            present: the peers that are here, or members of the list to continue with.
             late: a peer that came after this master had gone on: it goes, whichever side it is on.
+            absent: members that are still to report.
         """
         left = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
         found: list[bytes] = []
@@ -177,15 +183,19 @@ class History:
             members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
-            if not removed or not theirs:
+            since = [self._members_of[k.epoch] for i, k in left.items() if k.epoch > epoch and i not in removed]
+            unheard = [i for i in absent if i not in members.union(found, *since)]
+            if not (removed or unheard) or not theirs:
                 continue
             knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
             their_term = min(left[i].term for i in knowing or theirs)
             is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
             gone = knowing if is_decided else removed
             if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
-                gone = [late] if knowing and late in removed + knowing else []
+                gone = [late] if removed and knowing and late in removed + knowing else []
             found += gone
+            if knowing and knowing[0] not in found:
+                found += unheard
             left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
         return found
 

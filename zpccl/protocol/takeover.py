@@ -43,7 +43,7 @@ class TakeOver:
         Args: those of apply.
         """
         if has_one_address:
-            history.drop(history.parted(self._registry.peers, late))
+            history.drop(self._parted(history, late))
         if late is None or history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value
 
@@ -57,9 +57,8 @@ class TakeOver:
             late: a peer that reported after this master decided something, or sent out what others had reported.
         """
         peers = self._registry.peers
+        parted = [peers[peer_id] for peer_id in self._parted(history, late)] if has_one_address else []
         without: dict[Peer, None] = {}  # Peers that lack a result. Removed last: that aborts their attempts.
-        if has_one_address:
-            without.update(dict.fromkeys(peers[i] for i in history.parted(peers, late)))
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
         for peer_id, call_id, outcome in history.overtaken(peers):
@@ -75,10 +74,14 @@ class TakeOver:
         self._syncs.on_restored()
         self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
         self._rounds.answer_missed()
-        for peer in without:
-            if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
+        for peer in (*parted, *(peer for peer in without if peer.has_reported)):
+            if self._registry.peers.get(peer.peer_id) is peer:
                 reason = "the other members went on without it, because the former master had removed it"
                 self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
+
+    def _parted(self, history: History, late: bytes | None) -> list[bytes]:
+        absent = [peer.peer_id for peer in self._registry.order if not peer.has_reported]
+        return history.parted(self._registry.peers, late, absent)
 
     def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:
         """Sends the outcome of an attempt, which a former master decided, to all participants.
