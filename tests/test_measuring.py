@@ -13,8 +13,9 @@ import pytest
 from engine_mesh import Hosts, Mesh, peer_id, until
 
 from zpccl import limits
+from zpccl.engine.engine import LinkFlow
 from zpccl.errors import CollectiveMismatch, PCCLError, PeerLost, TooFewPeers
-from zpccl.measuring import Prober, measure_paths, rounds
+from zpccl.measuring import Prober, _samples, measure_paths, rounds
 from zpccl.protocol.messages import PathSample
 
 SIZES = (2, 3, 4, 5, 8, 13, 63, 64)
@@ -137,6 +138,29 @@ def test_each_path_has_its_rate(hosts: Hosts) -> None:
         assert sample.sent_bytes > limits.PROBE_MESSAGE_BYTES and sample.round_trip_us > 0
     assert [engine.poll() for engine in hosts.engines] == [[], [], []]
     assert Prober(hosts.engines[0], 0).probe(peers_of(3)[1:]), "the channel is free again"
+
+
+def flow(link_id: int, *acked_bytes: int) -> LinkFlow:
+    """What TCP counts for a link that always has bytes to send."""
+    count = len(acked_bytes)
+    return LinkFlow(link_id, 20_000, 0, list(acked_bytes), [0] * count, [True] * count)
+
+
+def test_a_rate_does_not_hang_on_the_first_and_last_count() -> None:
+    """L2: acknowledgements come in bursts. One of 10 % of the bytes, at the end, moves the rate by 3 %."""
+    a, b = peers_of(2)
+    taken = [(turn * limits.PROBE_SAMPLE_NS, {a: flow(1, turn * 6000, turn * 4000)}) for turn in range(21)]
+    (even,) = _samples([a, b], taken)
+    assert even == PathSample(a, 200_000, 1_000_000, 20_000, True, True)
+    taken[-1] = (limits.SECOND, {a: flow(1, 132_000, 88_000)})
+    (burst,) = _samples([a, b], taken)
+    assert 200_000 < burst.sent_bytes < 206_000 and burst.busy_us == even.busy_us
+
+
+def test_a_link_that_is_replaced_shows_nothing() -> None:
+    a, b = peers_of(2)
+    taken = [(turn * limits.PROBE_SAMPLE_NS, {a: flow(turn // 5, turn * 6000)}) for turn in range(10)]
+    assert list(_samples([a, b], taken)) == [] and list(_samples([a, b], taken[:1])) == []
 
 
 def test_both_ends_send_at_the_same_time(hosts: Hosts) -> None:

@@ -1288,6 +1288,10 @@ measured-paths-used-to-the-full: protocol.matrix:Matrix.network (unit tests)
   L2: a link that has lost some time stays behind, and all lanes wait for it
   - max(1, rate * used_percent // 100)
   + rate
+measured-hosts-used-to-the-full: protocol.matrix:Matrix._host_in_use (unit tests)
+  L2: acknowledgements do not fit on the line beside tensors, and a queue grows before it through the whole attempt
+  - max(1, rate * limits.HOST_USED_PERCENT // 100)
+  + rate
 a-pace-that-is-never-hastened: protocol.plans:_hastened (unit tests)
   L2: links keep for ever to a pace that was measured too low
   - min(planned.how.pace_us, max(1, took_ns * 100 // (limits.PACE_HELD_PERCENT * limits.US)))

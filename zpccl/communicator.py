@@ -407,10 +407,10 @@ class Communicator(Collectives):
         """Measures paths and hosts, for better plans. All members of all groups must call it.
 
         Each member sends each other one up to 64 MiB of meaningless bytes, for a second, on as many paths at a time as
-        possible; then it does so to all others at once. So it takes one to two seconds a round: for N members 2 (N - 1)
-        rounds, and N more, at most 16. Members that have called it before do not repeat it for a newcomer, and if all
-        paths were measured within the hour, or have carried since what was expected, it returns at once. Paths within a
-        host are not measured.
+        possible; then it does so to all others at once, for three seconds. For N members these are 2 (N - 1) rounds of
+        a second, and N of three seconds, at most 16; between two rounds all meet. Members that have called it before do
+        not repeat it for a newcomer, and if all paths were measured within the hour, or have carried since what was
+        expected, it returns at once. Paths within a host are not measured.
 
         Collectives on large tensors measure their paths as well, but less exactly. In uneven networks they take a
         third longer without this call.

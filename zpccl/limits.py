@@ -398,8 +398,10 @@ RATE_DOUBLING_NS = 3600 * SECOND
 """A rate that is not measured again counts double after this time, so that slow paths are tried again."""
 PROBE_NS = 1 * SECOND
 """How long a round of optimize_topology sends in which each peer has one other."""
-PROBE_HOST_NS = 2 * SECOND
-"""The same for a round in which a host sends to all others. In one second rates were 10 % off, in two 3 %."""
+PROBE_HOST_NS = 3 * SECOND
+"""The same for a round in which a host sends to all others. With one second less, rates were twice as far off."""
+PROBE_RAMP_NS = 1 * SECOND
+"""How long the windows of TCP open in a round, at most: half of a short round. What moves before does not count."""
 PROBE_BYTES_MAX = 64 * MIB
 """Or until the other ends have this much. Also the bound on what is queued, over all links."""
 PROBE_SAMPLE_NS = 50 * MS
@@ -426,6 +428,8 @@ PROBE_DOUBT_PERCENT = 50
 PATH_USED_PERCENT = 80
 """A plan uses this percentage of a path that was measured on purpose and has not fallen since, so that a link that fell
 behind can catch up."""
+HOST_USED_PERCENT = 98
+"""The same for a host. It was measured while it only sent; if it also receives, it sends acknowledgements, too."""
 PACE_HELD_PERCENT = 103
 """An attempt that takes less than this percentage of its pace was perhaps held back by it: the next one is faster."""
 HOST_LIMITED_PERCENT_MAX = 80

@@ -6,8 +6,8 @@ data, and a slow path would seem to carry half of what it does. Then each peer i
 how much its host sends in all. Between rounds all peers meet in an all-reduce of a few bytes, whose reports take the
 measurements to the master (protocol/plans.py).
 
-What is sent are messages on a channel that the receiver has not opened, so it drops them. The rate is what TCP has
-counted as acknowledged in the second half of a round, when its windows are open.
+What is sent are messages on a channel that the receiver has not opened, so it drops them. The rate is that at which TCP
+counts bytes as acknowledged once its windows are open.
 
 The user's thread does all this. `Prober` owns the channel and its mailbox.
 """
@@ -19,6 +19,8 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
+
+import numpy as np
 
 from zpccl import limits
 from zpccl.control.connection_count import ask_for_bbr
@@ -140,13 +142,9 @@ class Prober:
             taken.append(self._take(peers))
             if senders:
                 senders = self._use(peers[0], max(senders, self._needed(peers[0], *taken[-2:])))
-        middle_ns = (begin_ns + now_ns) // 2
-        half_ns, before = min(taken, key=lambda each: abs(each[0] - middle_ns))
-        return tuple(
-            PathSample(peer, moved, max(1, (now_ns - half_ns) // limits.US), flow.round_trip_us or 0, True, True)
-            for peer, flow in flows.items()
-            if (moved := _moved(before.get(peer), flow))
-        )
+        open_ns = begin_ns + min(limits.PROBE_RAMP_NS, (now_ns - begin_ns) // 2)
+        shut = sum(then_ns <= open_ns for then_ns, _ in taken)
+        return tuple(_samples(peers, taken[max(0, shut - 1) :]))
 
     def _fill(self, peer: bytes, taken: list[_Taken], count: int) -> None:
         """Posts as much as the path seems to carry in some round trips: what is queued at the end must drain."""
@@ -210,6 +208,18 @@ class Prober:
 
 def _duration_ns(peers: Sequence[bytes]) -> int:
     return limits.PROBE_NS if len(peers) == 1 else limits.PROBE_HOST_NS
+
+
+def _samples(peers: Sequence[bytes], taken: Sequence[_Taken]) -> Iterator[PathSample]:
+    """What each path has carried: the slope of the line that fits best to all counts, since single ones jump."""
+    (begin_ns, before), (end_ns, after) = taken[0], taken[-1]
+    seconds = [(then_ns - begin_ns) / limits.SECOND for then_ns, _ in taken]
+    for peer in peers:
+        if _moved(before.get(peer), after.get(peer)) and end_ns > begin_ns:
+            moved = [_moved(before[peer], flows.get(peer)) for _, flows in taken]
+            sent_bytes = max(1, round(np.polyfit(seconds, moved, 1)[0] * seconds[-1]))
+            busy_us = max(1, (end_ns - begin_ns) // limits.US)
+            yield PathSample(peer, sent_bytes, busy_us, after[peer].round_trip_us or 0, True, True)
 
 
 def _moved(before: LinkFlow | None, after: LinkFlow | None) -> int:

@@ -15,6 +15,8 @@ from zpccl.types import Algorithm
 MB = 10**6
 SECOND = limits.SECOND
 PEERS = "abcd"
+USED = 17 * MB * limits.HOST_USED_PERCENT // 100
+"""What plans use of a host that has sent 17 MB/s on purpose. The rest is for acknowledgements."""
 
 
 def network(matrix: Matrix[str], now_ns: int = 0, peers: str = PEERS) -> Network:
@@ -80,7 +82,7 @@ def test_a_probe_of_a_host_shows_what_it_sends_in_all() -> None:
     for other in "bcd":
         probe(matrix, "a", **{other: 10})
     probe(matrix, "a", b=5, c=5, d=7)
-    assert host(matrix, "a") == 17 * MB
+    assert host(matrix, "a") == USED and matrix.host_rate("a", is_sending=True) == 17 * MB
     assert [rate(matrix, "a", other) for other in "bcd"] == [10 * MB] * 3
 
 
@@ -92,7 +94,7 @@ def test_what_was_probed_holds_while_attempts_take_the_time_of_their_plans() -> 
         probe(matrix, "a", **{other: 10})
     probe(matrix, "a", b=5, c=5, d=7)
     attempt(matrix)
-    assert host(matrix, "a") == 17 * MB and rate(matrix, "a", "b") == 10 * MB
+    assert host(matrix, "a") == USED and rate(matrix, "a", "b") == 10 * MB
     late_ns = limits.RATE_DOUBLING_NS - 1
     attempt(matrix, late_ns)
     assert rate(matrix, "a", "b", 2 * late_ns) == 10 * MB, "confirmed"
@@ -119,14 +121,14 @@ def test_what_was_probed_holds_for_paths_that_only_waited_for_a_late_one() -> No
     more, it is the host that has fallen."""
     late = [Sample("a", other, 2 * MB, 2 * SECOND, True) for other in "bc"]
     beside = Sample("a", "d", 2 * MB, SECOND, True)
-    for samples, path_rate, host_rate in (([late[0], beside], 1, 17), ([*late, beside], 10, 4)):
+    for samples, path_rate, host_rate in (([late[0], beside], 1, USED), ([*late, beside], 10, 4 * MB)):
         matrix: Matrix[str] = Matrix()
         for other in "bcd":
             probe(matrix, "a", **{other: 10})
         probe(matrix, "a", b=5, c=5, d=7)
         matrix.observe_attempt(samples, 0, trusted_ns=SECOND)
         assert [rate(matrix, "a", other) for other in "bcd"] == [path_rate * MB, 10 * MB, 10 * MB]
-        assert host(matrix, "a") == host_rate * MB
+        assert host(matrix, "a") == host_rate
 
 
 # --- Paths ------------------------------------------------------------------------------------------------------------

@@ -246,11 +246,16 @@ class Matrix(Generic[P]):
         if shown:
             for i, j in unused:
                 rates[i][j] = rates[j][i] = shown[len(shown) // 2]
-        hosts = tuple(
-            _least([self._hosts[host] for host in ((peer, True), (peer, False)) if host in self._hosts], now_ns)
-            for peer in peers
-        )
+        hosts = tuple(self._host_in_use(peer, now_ns) for peer in peers)
         return Network(tuple(map(tuple, rates)), tuple(map(tuple, round_trips_ns)), hosts)
+
+    def _host_in_use(self, peer: P, now_ns: int) -> int | None:
+        """The rate at which a host sends and receives tensors at the same time; None: not known."""
+        known = [self._hosts[host] for host in ((peer, True), (peer, False)) if host in self._hosts]
+        rate = _least(known, now_ns)
+        if rate is None or not all(estimate.holds(now_ns) for estimate in known):
+            return rate
+        return max(1, rate * limits.HOST_USED_PERCENT // 100)
 
     def _known(self, one: P, other: P) -> list[_Estimate]:
         """What is known about the two directions of a path."""
