@@ -236,7 +236,7 @@ class _Planner:
         if count <= 3 or count > limits.DIRECT_PEERS_MAX:
             return True
         hosts = [rate for rate in self._network.host_bytes_per_second if rate is not None]
-        rate_max: float = min([self._speeds.rate(RING), *hosts])
+        rate_max = float(min([self._speeds.rate(RING), *hosts]))
         load = 2 * (count - 1) * tensor.wire_bytes * limits.SECOND / count
         if load / max(1, rate_max) > ns_max:
             return False
