@@ -1439,7 +1439,7 @@ removed-member-stays-until-it-reports: protocol.recovery:History.parted (unit te
   + False
 absent-member-listed-later-goes: protocol.recovery:History.parted (unit tests)
   S6: a member that was admitted again after its removal is removed because it has not reported yet
-  - members.union(found, *since)
+  - members.union(found, *later)
   + members.union(found)
 absent-member-goes-with-a-late-one: protocol.recovery:History.parted (unit tests)
   L3: a member that knows of a removal has to go, and removes a member that belongs to those who go on
