@@ -250,6 +250,8 @@ METRICS_CONNECTIONS_MAX = 16
 """Connections to the metrics of a master that are open at the same time, each with a thread."""
 METRICS_SILENCE_NS = 10 * SECOND
 """How long such a connection may send nothing."""
+METRICS_RETRY_NS = 100 * MS
+"""Pause before the metrics server accepts again, if it could not: the process has no descriptor left."""
 METRICS_GROUPS_MAX = 64
 """Peer groups that have their own time series."""
 METRICS_STRAGGLERS_MAX = 32

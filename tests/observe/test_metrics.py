@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import errno
+import itertools
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
+from socketserver import TCPServer
 from typing import Any
 
 import pytest
@@ -243,6 +247,35 @@ def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatc
         with urllib.request.urlopen(f"http://{server.address}/metrics") as answer:
             assert answer.status == 200
     finally:
+        server.close()
+
+
+def test_a_process_without_descriptors_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: the server does not try again and again to accept a connection, and serves it later. L1: it can be ended."""
+    tries: list[float] = []
+    has_descriptors = threading.Event()
+    accept = TCPServer.get_request
+
+    def get_request(server: TCPServer) -> Any:
+        tries.append(time.monotonic())
+        if not has_descriptors.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(server)
+
+    monkeypatch.setattr(TCPServer, "get_request", get_request)
+    server = MetricsServer("127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 30) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        until(lambda: len(tries) > 3)
+        has_descriptors.set()
+        assert client.recv(8) == b"HTTP/1.0"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert min(pauses) >= limits.METRICS_RETRY_NS / SECOND
+    has_descriptors.clear()
+    monkeypatch.setattr(limits, "METRICS_RETRY_NS", 3600 * SECOND)
+    with socket.create_connection((host, int(port)), 30):
+        until(lambda: len(tries) > len(pauses) + 1)
         server.close()
 
 

@@ -169,6 +169,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._slots = threading.BoundedSemaphore(limits.METRICS_CONNECTIONS_MAX)
+        self._is_ending = threading.Event()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -176,6 +177,22 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accepts a connection. If that fails, as it does without a free descriptor, it waits before the next try.
+
+        The connection stays in the queue of the socket, so the server would try again and again meanwhile.
+        """
+        try:
+            return super().get_request()
+        except OSError:
+            self._is_ending.wait(limits.METRICS_RETRY_NS / limits.SECOND)
+            raise
+
+    def shutdown(self) -> None:
+        """Ends serve_forever(), and waits until it has ended."""
+        self._is_ending.set()
+        super().shutdown()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread, unless METRICS_CONNECTIONS_MAX run."""
