@@ -832,7 +832,7 @@ facts-of-removed-members-count: protocol.master:MasterMachine._restore (unit tes
   + True
 facts-of-who-comes-too-late-count: protocol.takeover:TakeOver.apply_round (unit tests)
   L1: a member that is to be removed answers a topology call of some of the others, and the rest wait for them
-  - history.drop(self._parted(history, late))
+  - history.drop({peer.peer_id for peer in parted})
   + pass
 list-of-those-who-go-adopted: protocol.recovery:History.__init__ (unit tests)
   S6: whoever came after members were removed goes with these, when they come back and are removed again
@@ -1449,10 +1449,10 @@ who-tells-of-a-removal-goes: protocol.recovery:History.parted (unit tests)
   S6: a member comes late and is removed, though those who went on meanwhile are in its list
   - [late] if removed and knowing and late in removed + knowing else []
   + [late] if knowing and late in removed + knowing else []
-unaware-peer-is-not-late: protocol.master:MasterMachine._on_unaware (unit tests)
-  L2: the same, as a peer comes that knows nothing of its admission
-  - self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)
-  + self._welcome_late(peer, history, now_ns, has_one_address=has_one_address)
+list-of-both-sides-is-sent: protocol.master:MasterMachine._on_report (unit tests)
+  L2: a master dies just after it has sent a list with removed members to the member that tells of the removal
+  - self._part(parted, now_ns)
+  + (self._welcome(peer), self._part(parted, now_ns))
 late-participant-misses-a-plan: protocol.master:MasterMachine._welcome_late (unit tests)
   L3: a late participant starts an attempt of this term first, and its engine drops what came for an earlier one
   - self.collectives.send_plans(peer)

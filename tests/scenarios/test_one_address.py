@@ -9,11 +9,11 @@ import pytest
 from zpccl import limits
 from zpccl.errors import HostIncomplete, Kicked, TooFewPeers
 from zpccl.limits import SECOND
-from zpccl.protocol.messages import Hello, TopologyKind
+from zpccl.protocol.messages import Hello, MasterMessage, Members, TopologyKind
 from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Peer, World, check_agreement, check_all_go_on, host_of_two, one_master
+from .world import ONE, Call, Master, Peer, World, check_agreement, check_all_go_on, host_of_two, one_master
 
 
 def begin_beside(world: World, peers: list[Peer]) -> Peer:
@@ -323,12 +323,12 @@ def test_members_that_removed_others_and_these_do_not_meet_at_different_points(r
     assert all(isinstance(call.result, Kicked) for call in calls), calls
 
 
-def test_a_removed_member_goes_with_the_first_report_of_its_removal() -> None:
-    """L2: a master takes the run over from members that have not heard of a removal, and dies before the removed member
-    reports.
+def remove_unheard() -> tuple[World, list[Peer], Peer, Peer, Call, Call]:
+    """The master removes a member, and dies when only one other has heard of it.
 
-    Minority, seed 59268600: a member came late and told of the removal. The list that it was sent named the removed
-    member again, so the next master admitted both. Each waited for the other in a different call.
+    Returns:
+        The world; the members that have not heard of it; the removed member; the one that has heard of it. The last two
+        are cut off. A call of each: the removed member waits for the other one, and this one for all members.
     """
     world, others = one_master("rst")
     removed, last = (world.peer(name, ONE, group=1) for name in "pq")
@@ -346,8 +346,44 @@ def test_a_removed_member_goes_with_the_first_report_of_its_removal() -> None:
     world.cut([last], "m")
     world.kill_master("m")
     world.drop_to_peers.clear()
-    second = world.start_master("m", 500)
-    world.until(lambda: not second.machine.is_recovering, what="the take-over")
+    return world, others, removed, last, call, asked
+
+
+def take_over(world: World, salt: int) -> Master:
+    """Starts a new master and waits until it leads the run."""
+    master = world.start_master("m", salt)
+    world.until(lambda: not master.machine.is_recovering, what="the take-over")
+    world.run(0.1)
+    return master
+
+
+def die_after_a_list(world: World, peer: Peer) -> None:
+    """The master dies just after it has sent this peer a member list, if it sends one, or a little later."""
+    is_sent = False
+
+    def deliver(to: Peer, message: MasterMessage) -> MasterMessage | None:
+        nonlocal is_sent
+        if is_sent:
+            return None
+        is_sent = to is peer and isinstance(message, Members)
+        return message
+
+    world.filter = deliver
+    world.join([peer], "m")
+    world.run(0.4)
+    world.kill_master("m")
+    world.filter = lambda to, message: message
+
+
+def test_a_removed_member_goes_with_the_first_report_of_its_removal() -> None:
+    """L2: a master takes the run over from members that have not heard of a removal, and dies before the removed member
+    reports.
+
+    Minority, seed 59268600: a member came late and told of the removal. The list that it was sent named the removed
+    member again, so the next master admitted both. Each waited for the other in a different call.
+    """
+    world, others, removed, last, call, asked = remove_unheard()
+    second = take_over(world, 500)
     assert second.member_names == "rstpq"
     world.join([last], "m")
     world.run(0.3)
@@ -357,6 +393,32 @@ def test_a_removed_member_goes_with_the_first_report_of_its_removal() -> None:
     world.start_master("m", 501)
     world.settle([call, asked, *(peer.topology(TopologyKind.PENDING) for peer in others)])
     assert isinstance(call.result, Kicked) and asked.result == 0
+
+
+@pytest.mark.parametrize("has_reported", [False, True])
+def test_a_removed_member_goes_before_a_list_is_sent(has_reported: bool) -> None:
+    """L2: the same. The first list that the member gets which told of the removal is without the removed one."""
+    world, others, removed, last, call, asked = remove_unheard()
+    if has_reported:
+        world.join([removed], "m")
+    take_over(world, 500)
+    die_after_a_list(world, last)
+    world.join([removed], "m")
+    world.start_master("m", 501)
+    world.settle([call, asked, *(peer.topology(TopologyKind.PENDING) for peer in others)])
+    assert isinstance(call.result, Kicked) and asked.result == 0
+
+
+def test_a_late_member_that_has_to_go_gets_no_list() -> None:
+    """L2: the others have decided something since, so it is the member which tells of the removal that goes."""
+    world, others, removed, last, call, asked = remove_unheard()
+    world.join([removed], "m")
+    take_over(world, 500)
+    world.settle([peer.reduce() for peer in others])
+    die_after_a_list(world, last)
+    world.start_master("m", 501)
+    world.settle([call, asked])
+    assert isinstance(call.result, TooFewPeers) and isinstance(asked.result, Kicked)
 
 
 def test_a_newcomer_waits_while_a_minority_does() -> None:

@@ -79,7 +79,7 @@ from zpccl.protocol.operation import Operations
 from zpccl.protocol.paths import Paths
 from zpccl.protocol.recovery import History, is_plausible
 from zpccl.protocol.stragglers import Stragglers
-from zpccl.protocol.takeover import TakeOver
+from zpccl.protocol.takeover import PARTED, TakeOver
 
 _YIELDS = "this run has decided nothing and yields to another run"
 
@@ -469,8 +469,7 @@ class MasterMachine:
         history = self._history
         assert history is not None
         self._recognise(peer, event, hello)
-        has_one_address = not self._leader.needs_quorum
-        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=peer.peer_id)
+        self._welcome_late(peer, history, now_ns)
 
     def _has_gone_over(self, known: Peer, connection: Hashable, hello: Hello) -> bool:
         """True for a peer of this run that is now a member of another run, or waits to be admitted again.
@@ -850,16 +849,20 @@ class MasterMachine:
             if has_left and self._leader.on_left(peer.peer_id):
                 self._on_members_committed(now_ns)
             return
+        self._remove(peer, reason, now_ns, level, has_left=has_left)
+        self._announce_epoch(now_ns)
+        if has_left and peer.is_member and self._leader.on_left(peer.peer_id):
+            self._on_members_committed(now_ns)
+        self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
+
+    def _remove(self, peer: Peer, reason: str, now_ns: int, level: Level, *, has_left: bool = False) -> None:
+        """Removes a peer from the registry. The new list is still to be sent."""
         if peer.is_member and not has_left:
             self._losses.on_lost(now_ns)
         self.counts.losses[_loss_reason(peer, reason)] += 1
         was = "member" if peer.is_member else "pending peer"
         self.registry.remove(peer, is_sent_on=reason == _SENT_ON)
         self._outbox.log(level, f"{was} {peer.name} {reason}")
-        self._announce_epoch(now_ns)
-        if has_left and peer.is_member and self._leader.on_left(peer.peer_id):
-            self._on_members_committed(now_ns)
-        self._outbox.broadcast(self._others_of_group(peer), NeighboursChanged(gone=(peer.peer_id,)))
 
     # --- Settling ---------------------------------------------------------------------------------------------------
 
@@ -1136,15 +1139,15 @@ class MasterMachine:
         self._announced_epoch = self.registry.epoch
         for peer_id in candidate.left:
             self._leader.on_left(peer_id)
+        self._part(self._takeover.apply_round(history, has_one_address=not self._leader.needs_quorum), now_ns)
         self._propose()
-        has_one_address = not self._leader.needs_quorum
-        self._takeover.apply_round(history, has_one_address=has_one_address)
         for peer in list(self.registry.peers.values()):
             if peer.has_reported:
                 self._welcome(peer)
         for connection in self._dismissed:
             self._tell_dismissed(connection)
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address)
+        self._takeover.apply(history, now_ns)
+        self._announce_epoch(now_ns)
         self._undecided = self._decision_count()
         for peer_id in candidate.left:
             if peer_id in self.registry.peers:
@@ -1194,12 +1197,25 @@ class MasterMachine:
         has_one_address = not self._leader.needs_quorum  # With a quorum, the reports had every committed list.
         if peer.is_member:
             history.add(report)
-        self._takeover.apply_round(history, has_one_address=has_one_address, late=late)
+        parted = self._takeover.apply_round(history, has_one_address=has_one_address, late=late)
+        self._part(parted, now_ns)
         if self.registry.epoch != self._announced_epoch:
             self._propose()  # Before the list is sent.
             others = [other for other in self.registry.order if other is not peer]
             self._outbox.broadcast(others, self.registry.member_list())  # Before votes of its round are answered.
-        self._welcome_late(peer, history, now_ns, has_one_address=has_one_address, late=late)
+        self._welcome_late(peer, history, now_ns)
+        for gone in parted:
+            self._outbox.broadcast(self._others_of_group(gone), NeighboursChanged(gone=(gone.peer_id,)))
+
+    def _part(self, peers: Sequence[Peer], now_ns: int) -> None:
+        """Removes peers because the former master had removed them, or the others. It does so before any list is sent.
+
+        Otherwise a member could get a list with both sides, and if this master then died, no report would tell the next
+        one of the removal. What their loss means for running attempts follows when the reports have been applied.
+        """
+        for peer in peers:
+            self._outbox.send(peer, Kick(Result.RANK_CONNECTION_LOST, PARTED))
+            self._remove(peer, f"removed: {PARTED}", now_ns, Level.WARNING)
 
     def _would_admit(self, history: History, report: RunReport) -> bool:
         """True for a newcomer whose admission no member has heard of, while members wait in the call that admitted it.
@@ -1210,14 +1226,13 @@ class MasterMachine:
         have_gone_on = self._has_decided() or self._outbox.refused_ns > self._adopted_ns
         return history.would_admit(report, self.registry.round) and not have_gone_on
 
-    def _welcome_late(
-        self, peer: Peer, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None
-    ) -> None:
+    def _welcome_late(self, peer: Peer, history: History, now_ns: int) -> None:
         """Welcomes a peer of the adopted run that comes after the others, and decides operations that waited for it."""
-        self._welcome(peer)
-        self._introduce(peer)  # Its addresses, and which end dials, may be new.
+        if self.registry.peers.get(peer.peer_id) is peer:  # It may have had to go.
+            self._welcome(peer)
+            self._introduce(peer)  # Its addresses, and which end dials, may be new.
         self._relinked.update(self.registry.pending())
-        self._takeover.apply(history, now_ns, has_one_address=has_one_address, late=late)
+        self._takeover.apply(history, now_ns)
         self.collectives.send_plans(peer)
         self._announce_epoch(now_ns)
         self.operations.on_members_changed(now_ns)

@@ -17,6 +17,9 @@ from zpccl.protocol.messages import Decision
 from zpccl.protocol.operation import Operations
 from zpccl.protocol.recovery import History
 
+PARTED = "the other members went on without it, because the former master had removed it"
+"""Why a peer is removed."""
+
 
 class TakeOver:
     """Applies a history to the parts of a master."""
@@ -37,27 +40,30 @@ class TakeOver:
         self._syncs = syncs
         self._kick = kick
 
-    def apply_round(self, history: History, *, has_one_address: bool, late: bytes | None = None) -> None:
+    def apply_round(self, history: History, *, has_one_address: bool, late: bytes | None = None) -> list[Peer]:
         """Restores the last round of topology votes. Call it before the Welcomes: peers they admit vote after it.
-
-        Args: those of apply.
-        """
-        if has_one_address:
-            history.drop(self._parted(history, late))
-        if late is None or history.round > self._registry.round:
-            self._registry.round, self._registry.round_value = history.round, history.round_value
-
-    def apply(self, history: History, now_ns: int, *, has_one_address: bool, late: bytes | None = None) -> None:
-        """Restores everything else. May be called again after another report, to apply what that one adds.
 
         Args:
             history: the merged reports.
-            now_ns: the time.
             has_one_address: True if a former master may have removed members without a quorum.
             late: a peer that reported after this master decided something, or sent out what others had reported.
+
+        Returns:
+            Peers to remove before a list is sent: they or the others had been removed by the former master.
         """
+        parted: list[Peer] = []
+        if has_one_address:
+            peers = self._registry.peers
+            absent = [peer.peer_id for peer in self._registry.order if not peer.has_reported]
+            parted = [peers[peer_id] for peer_id in dict.fromkeys(history.parted(peers, late, absent))]
+            history.drop({peer.peer_id for peer in parted})
+        if late is None or history.round > self._registry.round:
+            self._registry.round, self._registry.round_value = history.round, history.round_value
+        return parted
+
+    def apply(self, history: History, now_ns: int) -> None:
+        """Restores everything else. May be called again after another report, to apply what that one adds."""
         peers = self._registry.peers
-        parted = [peers[peer_id] for peer_id in self._parted(history, late)] if has_one_address else []
         without: dict[Peer, None] = {}  # Peers that lack a result. Removed last: that aborts their attempts.
         for outcome in history.outcomes.values():
             without.update(dict.fromkeys(self._settle(outcome, history.calls_of(outcome))))
@@ -74,14 +80,9 @@ class TakeOver:
         self._syncs.on_restored()
         self._operations.end_left_behind([peers[i] for i in history.take_reporters() if i in peers])
         self._rounds.answer_missed()
-        for peer in (*parted, *(peer for peer in without if peer.has_reported)):
-            if self._registry.peers.get(peer.peer_id) is peer:
-                reason = "the other members went on without it, because the former master had removed it"
-                self._kick(peer, Result.RANK_CONNECTION_LOST, reason, now_ns)
-
-    def _parted(self, history: History, late: bytes | None) -> list[bytes]:
-        absent = [peer.peer_id for peer in self._registry.order if not peer.has_reported]
-        return history.parted(self._registry.peers, late, absent)
+        for peer in without:
+            if self._registry.peers.get(peer.peer_id) is peer and peer.has_reported:
+                self._kick(peer, Result.RANK_CONNECTION_LOST, PARTED, now_ns)
 
     def _settle(self, outcome: Decision, calls: dict[bytes, int]) -> list[Peer]:
         """Sends the outcome of an attempt, which a former master decided, to all participants.
