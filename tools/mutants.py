@@ -1439,8 +1439,16 @@ removed-member-stays-until-it-reports: protocol.recovery:History.parted (unit te
   + False
 absent-member-listed-later-goes: protocol.recovery:History.parted (unit tests)
   S6: a member that was admitted again after its removal is removed because it has not reported yet
-  - members.union(found, *later)
-  + members.union(found)
+  - self._admitted.get(i, 0) < epoch
+  + True
+member-goes-for-an-absent-one: protocol.recovery:History.parted (unit tests)
+  S6: a member that is here goes, so that one stays that was removed and may never come back
+  - is_decided and removed
+  + is_decided
+lists-forget-who-was-admitted-when: protocol.master:MasterMachine._admit_former (unit tests)
+  L2: a removed member counts as admitted anew by each master that takes the run over
+  - self.registry.peers[member.peer_id].since = member.since
+  + pass
 absent-member-goes-with-a-late-one: protocol.recovery:History.parted (unit tests)
   L3: a member that knows of a removal has to go, and removes a member that belongs to those who go on
   - knowing and knowing[0] not in found

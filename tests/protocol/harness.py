@@ -6,7 +6,7 @@ Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -415,9 +415,10 @@ def neighbour(name: str, *, dial: bool = True) -> Neighbour:
     return Neighbour(pid(name), name, (f"{name}:1",), dial)
 
 
-def member_list(epoch: int, names: str, **groups: int) -> Members:
-    """The members of an epoch; all in group 0 unless said otherwise."""
-    return Members(epoch, tuple(Member(pid(name), groups.get(name, 0), name) for name in names))
+def member_list(epoch: int, names: str, since: Sequence[int] = (), /, **groups: int) -> Members:
+    """The members of an epoch, and by which list each was admitted; all in group 0 unless said otherwise."""
+    listed = zip(names, since or (0,) * len(names), strict=True)
+    return Members(epoch, tuple(Member(pid(name), groups.get(name, 0), name, admitted) for name, admitted in listed))
 
 
 class PeerBench:

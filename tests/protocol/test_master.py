@@ -67,7 +67,7 @@ def test_an_empty_run_admits_at_once(bench: MasterBench) -> None:
     assert bench.hello("a") == [
         ("a1", WELCOME),
         ("a1", Neighbours(())),
-        ("a1", Members(1, (Member(pid("a"), 0, "a"),))),
+        ("a1", Members(1, (Member(pid("a"), 0, "a", 1),))),
     ]
     assert (bench.names(), bench.pending()) == ("a", "")
 
@@ -94,7 +94,7 @@ def test_hello_again_on_the_same_connection(bench: MasterBench) -> None:
     before = bench.snapshot()
     assert bench.hello_again("b", welcomed=True) == [
         ("b1", WELCOME),
-        ("b1", member_list(2, "ab")),
+        ("b1", member_list(2, "ab", (1, 2))),
         ("b1", Neighbours((neighbour("a", dial=True),))),
     ]
     assert bench.snapshot() == before
@@ -213,8 +213,8 @@ def test_admission_when_linked_both_ways(bench: MasterBench) -> None:
     assert bench.vote("a", UPDATE, 1) == []
     assert bench.say("b", Linked(pids("a"))) == []
     assert bench.say("a", Linked(pids("b"))) == [
-        ("a1", member_list(2, "ab")),
-        ("b1", member_list(2, "ab")),
+        ("a1", member_list(2, "ab", (1, 2))),
+        ("b1", member_list(2, "ab", (1, 2))),
         ("a1", Decision(1, Result.SUCCESS, value=1)),
     ]
     assert (bench.names(), bench.pending()) == ("ab", "")
@@ -792,8 +792,8 @@ def test_an_empty_run_admits_who_comes_back(bench: MasterBench) -> None:
 def test_leave(bench: MasterBench) -> None:
     bench.members("a", "b", "c")
     assert bench.leave("b") == [
-        ("a1", member_list(3, "ac")),
-        ("c1", member_list(3, "ac")),
+        ("a1", member_list(3, "ac", (1, 2))),
+        ("c1", member_list(3, "ac", (1, 2))),
         ("a1", NeighboursChanged(gone=(pid("b"),))),
         ("c1", NeighboursChanged(gone=(pid("b"),))),
     ]
@@ -814,7 +814,7 @@ def test_loss_after_the_grace_period(bench: MasterBench) -> None:
     assert bench.disconnect("b") == []
     assert bench.machine.deadline_ns() == bench.now_ns + limits.DISCONNECT_GRACE_NS
     assert bench.tick(limits.DISCONNECT_GRACE_NS - 1) == []
-    assert bench.tick(1)[:2] == [("a1", member_list(3, "ac")), ("c1", member_list(3, "ac"))]
+    assert bench.tick(1)[:2] == [("a1", member_list(3, "ac", (1, 2))), ("c1", member_list(3, "ac", (1, 2)))]
     assert bench.machine.deadline_ns() is None
 
 
@@ -873,7 +873,7 @@ def test_loss_at_once_with_a_witness(bench: MasterBench, first: str) -> None:
     else:
         bench.disconnect("b")
         effects = bench.say("a", Linked(pids("c")))
-    assert effects[0] == ("a1", member_list(3, "ac"))
+    assert effects[0] == ("a1", member_list(3, "ac", (1, 2)))
     assert bench.logged[-1].text == "member b lost its connections to the master and to a"
 
 
@@ -923,7 +923,7 @@ def test_resuming_within_the_grace_period(bench: MasterBench) -> None:
     bench.tick(limits.DISCONNECT_GRACE_NS - 1)
     assert bench.hello("b", welcomed=True) == [
         ("b2", WELCOME),
-        ("b2", member_list(2, "ab")),
+        ("b2", member_list(2, "ab", (1, 2))),
         ("b2", Neighbours((neighbour("a", dial=True),))),
     ]
     assert bench.tick(10 * SECOND) == []

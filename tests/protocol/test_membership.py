@@ -29,7 +29,7 @@ def test_from_pending_to_member_to_gone() -> None:
     registry.admit([a, c])
     assert (registry.members(), registry.pending(), registry.epoch) == ([b, a, c], [], 2)
     assert (registry.members(0), registry.members(1), registry.members(2)) == ([b, a], [c], [])
-    assert registry.member_list() == member_list(2, "bac", c=1)
+    assert registry.member_list() == member_list(2, "bac", (1, 2, 2), c=1)
     registry.remove(b)
     registry.validate()
     assert (registry.members(), registry.epoch) == ([a, c], 3)

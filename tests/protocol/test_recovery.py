@@ -1338,20 +1338,34 @@ def test_who_has_not_heard_of_a_removal_stays(order: str, term: int) -> None:
 
 @pytest.mark.parametrize("has_told", [False, True])
 @pytest.mark.parametrize("is_listed_later", [False, True])
-def test_a_removed_member_goes_before_it_has_reported(is_listed_later: bool, has_told: bool) -> None:
+@pytest.mark.parametrize("admitted", [1, 3])
+def test_a_removed_member_goes_before_it_has_reported(admitted: int, is_listed_later: bool, has_told: bool) -> None:
     """L2: c knows that d was removed, and comes late. b has not heard of that: it stays, and d goes before it reports.
 
-    If b knows a later list with d, a master may have admitted d again. Then d stays until it reports.
+    So it does if b knows a later list with d, unless a master has admitted d again: it stays, and so it reports.
     """
     bench = TakeOver()
-    epoch, term = (LATER, 1) if is_listed_later else (1, 0)
-    bench.report("a", "abcd", epoch, since=1, term=term, round=2, waits=False)
-    bench.report("b", "abcd", epoch, since=1, term=term, round=1 if has_told else 2, waits=False)
+    epoch, term = (LATER, 1) if is_listed_later else (admitted, 0)
+    facts: dict[str, Any] = {"since": 1, "admitted": {"d": admitted}, "waits": False, "term": term}
+    bench.report("a", "abcd", epoch, round=2, **facts)
+    bench.report("b", "abcd", epoch, round=1 if has_told else 2, **facts)
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert bench.names() == "abcd"
     bench.report("c", "abc", 2, since=1, round=2)
-    assert bench.names() == ("abcd" if is_listed_later else "abc")
-    bench.report("d", "abcd", 1, since=1, round=1)
+    names = "abcd" if admitted > 2 else "abc"
+    assert bench.names() == names
+    bench.report("d", "abcd", admitted, since=admitted, admitted={"d": admitted}, round=1)
+    assert bench.names() == names
+
+
+def test_a_member_stays_though_an_absent_one_was_removed() -> None:
+    """S6: a and b have decided something since. That needs c or d to go, and c is here."""
+    bench = TakeOver()
+    ended: dict[str, Any] = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),), "term": 1, "since": 1}
+    for name in "ab":
+        bench.report(name, "abcd", LATER, admitted=dict.fromkeys("abcd", 1), **ended, waits=False)
+    bench.tick(limits.RECOVERY_GRACE_NS)
+    bench.report("c", "abc", 2, since=1, admitted=dict.fromkeys("abc", 1))
     assert bench.names() == "abc"
 
 

@@ -409,6 +409,30 @@ def test_a_removed_member_goes_before_a_list_is_sent(has_reported: bool) -> None
     assert isinstance(call.result, Kicked) and asked.result == 0
 
 
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_removed_member_goes_though_later_masters_have_listed_it(restarts: int, decides: bool) -> None:
+    """L2: the same where other masters lead the run in between, to which neither of the two comes.
+
+    The lists of these masters are later than the removal and name the removed member, but they have not admitted it.
+    """
+    world, others, removed, last, call, asked = remove_unheard()
+    for salt in range(restarts):
+        master = take_over(world, 400 + salt)
+        if decides:
+            world.settle([peer.reduce() for peer in others])
+        assert master.member_names == "rstpq"
+        world.kill_master("m")
+    take_over(world, 500)
+    world.join([last], "m")
+    world.run(0.4)
+    world.kill_master("m")
+    world.join([removed], "m")
+    world.start_master("m", 501)
+    world.settle([call, asked, *(peer.topology(TopologyKind.PENDING) for peer in others)])
+    assert isinstance(call.result, Kicked) and asked.result == 0
+
+
 def test_a_late_member_that_has_to_go_gets_no_list() -> None:
     """L2: the others have decided something since, so it is the member which tells of the removal that goes."""
     world, others, removed, last, call, asked = remove_unheard()

@@ -1170,6 +1170,9 @@ class MasterMachine:
             peer.unlinked_ns = None
         for peer in absent:
             peer.phase, peer.disconnected_ns = PeerPhase.ABSENT, now_ns
+        for member in members:
+            if member.peer_id in self.registry.peers:
+                self.registry.peers[member.peer_id].since = member.since
 
     def _on_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """Handles a report that comes after the run was adopted."""

@@ -103,6 +103,8 @@ class Peer:
     unlinked_ns: int | None = None
     """Since when a pending peer has lacked links without which it cannot join; starts again when a member of its group
     reports a new link to it. None if it lacks none."""
+    since: int = 0
+    """The epoch of the list by which it was admitted, at whatever master; 0: it is pending."""
     oldest_call_id: int = 0
     acknowledged: int = 0
     """The epoch of the last list of this master that it has accepted."""
@@ -295,7 +297,7 @@ class Registry:
         """Makes pending peers members, at the end of the ring, in a new epoch."""
         for peer in peers:
             assert not peer.is_member and self.peers[peer.peer_id] is peer
-            peer.phase = PeerPhase.FOLLOWING
+            peer.phase, peer.since = PeerPhase.FOLLOWING, self.epoch + 1
             del self._pending[peer.peer_id]
             self._member_counts[peer.group] = self.member_count(peer.group) + 1
             self.order.append(peer)
@@ -338,7 +340,7 @@ class Registry:
 
     def member_list(self) -> Members:
         """The member list as a message."""
-        members = tuple(Member(peer.peer_id, peer.group, peer.name) for peer in self.order)
+        members = tuple(Member(peer.peer_id, peer.group, peer.name, peer.since) for peer in self.order)
         return Members(self.epoch, members, self.round, self.round_value, self.old_members, self.parent)
 
     def neighbours_of(self, peer: Peer) -> tuple[Neighbour, ...]:

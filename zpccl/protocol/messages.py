@@ -68,6 +68,8 @@ class Member(_Message, frozen=True):
     peer_id: PeerId
     group: int
     name: Name
+    since: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
+    """The epoch of the list by which it was admitted; 0 where that does not matter."""
 
 
 class Hello(_Message, tag="hello", frozen=True):

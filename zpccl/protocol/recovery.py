@@ -52,6 +52,7 @@ class History:
         self._reporters: list[bytes] = []  # Reporting peers that take_reporters has not returned yet.
         self._lists: dict[bytes, _Known] = {}  # By member.
         self._members_of: dict[int, frozenset[bytes]] = {}  # By epoch.
+        self._admitted: dict[bytes, int] = {}  # By member: the epoch of the last list that any peer knows to admit it.
         self._last_attempt_id = 0  # Of all attempts that any peer reports, running or ended.
         self._calls: dict[int, dict[bytes, int]] = {}  # By attempt: its participants and their call ids.
         self._running: list[tuple[bytes, Running]] = []  # With the id of the reporting peer.
@@ -79,6 +80,8 @@ class History:
         self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
+            for member in report.members:
+                self._admitted[member.peer_id] = max(member.since, self._admitted.get(member.peer_id, 0))
         attempts = [outcome.attempt_id for outcome in report.outcomes]
         attempts += [running.plan.attempt_id for running in report.running]
         if report.last_sync is not None:
@@ -183,14 +186,13 @@ class History:
             members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
-            later = [self._members_of[k.epoch] for i, k in left.items() if k.epoch > epoch and i not in removed]
-            unheard = [i for i in absent if i not in members.union(found, *later)]
+            unheard = [i for i in absent if i not in members.union(found) and self._admitted.get(i, 0) < epoch]
             if not (removed or unheard) or not theirs:
                 continue
             knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
             their_term = min(left[i].term for i in knowing or theirs)
             is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
-            gone = knowing if is_decided else removed
+            gone = knowing if is_decided and removed else removed
             if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
                 gone = [late] if removed and knowing and late in removed + knowing else []
             found += gone
@@ -237,7 +239,7 @@ def is_plausible(report: RunReport) -> bool:
     """
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = (
-        max(report.parent, report.since) <= report.epoch
+        max(report.parent, report.since, *(member.since for member in report.members)) <= report.epoch
         and report.epoch >> limits.EPOCH_BITS <= hello.term
         and (hello.term < hello.promised or (hello.term == hello.promised and not report.members))
     )
