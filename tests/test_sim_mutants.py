@@ -111,7 +111,7 @@ CASES = (
     ),
     planted(
         "joiner-takes-collectives-down",
-        "protocol.master:MasterMachine._lose",
+        "protocol.master:MasterMachine._remove",
         "self.registry.remove(peer, is_sent_on=reason == _SENT_ON)",
         "for attempt in self.operations.running_of('collective') if not peer.is_member else ():\n"
         "    self.operations._withdraw(*next(iter(attempt.calls.items())))\n"
