@@ -186,7 +186,8 @@ class History:
             members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
             theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
-            unheard = [i for i in absent if i not in members.union(found) and self._admitted.get(i, 0) < epoch]
+            kept_or_gone = members.union(found)
+            unheard = [i for i in absent if i not in kept_or_gone and self._admitted.get(i, 0) < epoch]
             if not (removed or unheard) or not theirs:
                 continue
             knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
