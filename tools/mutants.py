@@ -816,8 +816,8 @@ one-of-many-members-outvotes-newcomers: protocol.leadership:Candidate.chosen (un
   + self._has_one_address(run_id)
 admission-without-the-adopted-members: protocol.recovery:History.would_admit (unit tests)
   S3: a peer of a list that left members out becomes a member beside them
-  - is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
-  + is_up_to_date and is_listed and bool(self.adopted.members)
+  - not keeps_all or self.adopted.members <= theirs
+  + True
 pending-peer-taken-for-a-member: protocol.recovery:History.would_admit (unit tests)
   S3: a peer that has acknowledged a list without it becomes a member
   - report.hello.peer_id in theirs
@@ -860,8 +860,20 @@ round-answers-another-call: protocol.master:MasterMachine._would_admit (unit tes
   + False
 passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit tests)
   L3: a new host is removed since a member gave up the call that admitted it
-  - not self._leader.needs_quorum and history.would_admit(report, -1) and not has_decided(report)
+  - may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report)
   + False
+lost-member-registers-again: protocol.master:MasterMachine._accept_report (unit tests)
+  S3: a member that was lost becomes a newcomer in the middle of its program
+  - not self._leader.needs_quorum and hello.peer_id not in history.adopted.members
+  + not self._leader.needs_quorum
+admission-after-a-removal-forgotten: protocol.master:MasterMachine._would_admit (unit tests)
+  S6: a newcomer is refused since members were removed before it was admitted, and some have not heard of it
+  - not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
+  + False
+admission-of-those-who-took-part-forgotten: protocol.master:MasterMachine._would_admit (unit tests)
+  S6: the same for a newcomer whose group has decided something with it
+  - not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
+  + not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
 branches-remove-each-other: protocol.recovery:History.parted (unit tests)
   S6: of three branches each removes the members of the other two, and nobody is left
   - peer_id not in found

@@ -443,6 +443,52 @@ def test_a_late_member_that_has_to_go_gets_no_list() -> None:
     assert isinstance(call.result, TooFewPeers) and isinstance(asked.result, Kicked)
 
 
+def admit_after_a_removal(group: int = 0) -> tuple[World, list[Peer], Peer, list[Call]]:
+    """d was removed, and then n was admitted. Only c and n, which are of this group, have heard of both.
+
+    Returns:
+        The world, with a new master that leads a and b; the members a to d; n; the calls of a, b and c that admit n.
+    """
+    world, (a, b) = one_master("ab")
+    c, d, n = world.peer("c", ONE, group=group), world.peer("d", ONE), world.peer("n", ONE, group=group)
+    for peer in (c, d):
+        peer.connect()
+    world.run(1)
+    world.admit([a, b], [c, d])
+    n.connect()
+    world.run(1)
+    world.drop_to_peers.update("ab")
+    world.cut([d], "m")
+    world.until(lambda: c.member_names == "abc", what="the removal")
+    updates = [peer.topology() for peer in (a, b, c)]
+    world.until(lambda: updates[2].has_ended and n.state is State.MEMBER, what="the admission")
+    if group:
+        world.settle([c.reduce(), n.reduce()])
+    world.cut([c, n], "m")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    take_over(world, 500)
+    return world, [a, b, c, d], n, updates
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("order", ["cnd", "ncd", "ndc", "dcn", "dnc"])
+def test_a_newcomer_that_was_admitted_after_a_removal_stays(order: str, group: int) -> None:
+    """S6, L3: the newcomer is no less a member because the first ones to come back have not heard of the removal.
+
+    If its group has decided something with it, it cannot register again.
+    """
+    world, peers, n, updates = admit_after_a_removal(group)
+    a, b, c, d = peers
+    for name in order:
+        world.join([peer for peer in (c, d, n) if peer.name == name], "m")
+        world.run(0.25)
+    world.settle(updates)
+    assert group or [call.result for call in updates] == [1, 1, 1]
+    check_all_go_on(world, [a, b, c, n], a.machine.run_id)
+    assert isinstance(d.machine.error, Kicked)
+
+
 def test_a_newcomer_waits_while_a_minority_does() -> None:
     """L3: two of three die with their master. The restarted one waits 30 s for them, and a newcomer waits with it."""
     world, peers = one_master("pqr")

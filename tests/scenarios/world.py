@@ -108,6 +108,7 @@ class Peer:
         self.world = world
         self.name = name
         self.identity = identity
+        self.group = group
         salt = name.encode().ljust(SALT_BYTES, b".")
         self.peer_id = make_peer_id(identity, salt) if identity else salt + bytes(8)
         options = PeerOptions(self.peer_id, name.encode().ljust(16, b"!"), name, group, (f"{name}:1",), masters)
@@ -602,13 +603,14 @@ class World:
 
 
 def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
-    """L3: nobody was removed, and all can reduce with each other in the old run."""
+    """L3: nobody was removed, and all of a group can reduce with each other in the old run."""
     for peer in peers:
         assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
         assert peer.machine.run_id == run_id
     calls = [peer.reduce() for peer in peers]
     world.settle(calls)
-    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
+    sums = {group: sum(peer.bit for peer in peers if peer.group == group) for group in (peer.group for peer in peers)}
+    assert [call.result for call in calls] == [sums[peer.group] for peer in peers]
 
 
 def check_agreement(calls: Iterable[Call]) -> None:

@@ -1227,7 +1227,10 @@ class MasterMachine:
         answer for the answer to the next call.
         """
         have_gone_on = self._has_decided() or self._outbox.refused_ns > self._adopted_ns
-        return history.would_admit(report, self.registry.round) and not have_gone_on
+        # With one address, the former master may have removed members before it admitted newcomers. These members go as
+        # the report tells of it (`History.parted`), though not for a newcomer that can as well register again.
+        may_part = not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
+        return history.would_admit(report, self.registry.round, keeps_all=not may_part) and not have_gone_on
 
     def _welcome_late(self, peer: Peer, history: History, now_ns: int) -> None:
         """Welcomes a peer of the adopted run that comes after the others, and decides operations that waited for it."""
@@ -1279,6 +1282,8 @@ class MasterMachine:
             self._refuse_report(connection, report)
             return None
         is_admission = self._would_admit(history, report)  # By the former master; no other peer knew it.
+        # A member that was lost here may have made many calls.
+        may_yield = not self._leader.needs_quorum and hello.peer_id not in history.adopted.members
         if peer is not None:
             self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
@@ -1292,7 +1297,7 @@ class MasterMachine:
             return None
         elif not hello.is_member:
             peer = self._register(connection, hello, event.host)
-        elif not self._leader.needs_quorum and history.would_admit(report, -1) and not has_decided(report):
+        elif may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report):
             # With several masters the peer sees by itself that it has taken part in nothing.
             self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
             return None

@@ -144,10 +144,11 @@ class History:
             return dict(zip(outcome.order, outcome.calls, strict=False))
         return self._calls.get(outcome.attempt_id, {})
 
-    def would_admit(self, report: RunReport, round_here: int) -> bool:
+    def would_admit(self, report: RunReport, round_here: int, *, keeps_all: bool) -> bool:
         """True for a newcomer that the former master admitted to the adopted members, if none of them knows of it.
 
-        False once the members have completed that round again without it: their programs are at another point by then.
+        With `keeps_all`, the list that admitted it must contain all adopted members. False once the members have
+        completed that round again without it: their programs are at another point by then.
         """
         if report.hello.peer_id in self._gone:
             return False
@@ -156,7 +157,8 @@ class History:
         is_later = report.epoch > self.adopted.epoch
         is_up_to_date = is_of_same_master and is_later and report.round > round_here
         is_listed = report.hello.peer_id in theirs  # If not, it has acknowledged a list without itself.
-        return is_up_to_date and is_listed and bool(self.adopted.members) and self.adopted.members <= theirs
+        is_whole = not keeps_all or self.adopted.members <= theirs
+        return is_up_to_date and is_listed and bool(self.adopted.members) and is_whole
 
     def parted(
         self, present: Container[bytes], late: bytes | None = None, absent: Collection[bytes] = ()
