@@ -864,16 +864,28 @@ passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit
   + False
 lost-member-registers-again: protocol.master:MasterMachine._accept_report (unit tests)
   S3: a member that was lost becomes a newcomer in the middle of its program
-  - not self._leader.needs_quorum and hello.peer_id not in history.adopted.members
+  - not self._leader.needs_quorum and not was_lost
   + not self._leader.needs_quorum
 admission-after-a-removal-forgotten: protocol.master:MasterMachine._would_admit (unit tests)
   S6: a newcomer is refused since members were removed before it was admitted, and some have not heard of it
-  - not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
+  - not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
   + False
-admission-of-those-who-took-part-forgotten: protocol.master:MasterMachine._would_admit (unit tests)
-  S6: the same for a newcomer whose group has decided something with it
-  - not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
-  + not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
+newcomer-removes-members: protocol.master:MasterMachine._would_admit (unit tests)
+  S6: a newcomer, or a member that was lost, removes members that have the state
+  - not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
+  + not self._leader.needs_quorum
+newcomer-waits-for-no-member: protocol.master:MasterMachine._may_be_told_of (unit tests)
+  L3: a newcomer registers again, and is admitted between two of its calls when a member tells of its admission
+  - history.would_admit(report, self.registry.round, keeps_all=False)
+  + False
+unaware-member-not-removed: protocol.recovery:History.parted (unit tests)
+  L1: a member that has heard neither of its admission nor of its removal stays, at another point of its program
+  - _Known(0, 0, since)
+  + _Known(0, 0, 0)
+list-outlives-its-knowers: protocol.recovery:History.parted (unit tests)
+  S6: a removal counts though all who had heard of it have gone
+  - left[i].epoch >= epoch and i not in removed
+  + i not in removed
 branches-remove-each-other: protocol.recovery:History.parted (unit tests)
   S6: of three branches each removes the members of the other two, and nobody is left
   - peer_id not in found
@@ -1443,11 +1455,11 @@ joiner-just-after-an-outage: protocol.master:MasterMachine._settle (unit tests)
   + peer.unlinked_ns
 late-peer-ends-those-who-go-on: protocol.recovery:History.parted (unit tests)
   L2: the list of a late peer that had to go removes members that go on together, as the next one comes late
-  - [late] if removed and knowing and late in removed + knowing else []
-  + [late] if late in removed + theirs else gone
+  - [late] if removed and late in removed + knowing else []
+  + [late] if late in removed + of_term else gone
 removed-member-stays-until-it-reports: protocol.recovery:History.parted (unit tests)
   L2: a master dies before a removed member has reported; the next one lists it, and it waits for the others for ever
-  - knowing and knowing[0] not in found
+  - knowing[0] not in found
   + False
 absent-member-listed-later-goes: protocol.recovery:History.parted (unit tests)
   S6: a member that was admitted again after its removal is removed because it has not reported yet
@@ -1463,12 +1475,12 @@ lists-forget-who-was-admitted-when: protocol.master:MasterMachine._admit_former 
   + pass
 absent-member-goes-with-a-late-one: protocol.recovery:History.parted (unit tests)
   L3: a member that knows of a removal has to go, and removes a member that belongs to those who go on
-  - knowing and knowing[0] not in found
+  - knowing[0] not in found
   + True
 who-tells-of-a-removal-goes: protocol.recovery:History.parted (unit tests)
   S6: a member comes late and is removed, though those who went on meanwhile are in its list
-  - [late] if removed and knowing and late in removed + knowing else []
-  + [late] if knowing and late in removed + knowing else []
+  - [late] if removed and late in removed + knowing else []
+  + [late] if late in removed + knowing else []
 list-of-both-sides-is-sent: protocol.master:MasterMachine._on_report (unit tests)
   L2: a master dies just after it has sent a list with removed members to the member that tells of the removal
   - self._part(parted, now_ns)

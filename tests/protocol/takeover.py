@@ -34,8 +34,8 @@ def report_of(name: str, members: str = "ab", epoch: int = 5, **facts: Any) -> R
     hello = facts.pop("hello", hello_of(name, facts.pop("run_id", OLD_RUN)))
     hello = replace(hello, term=facts.pop("term", hello.term))
     listed = member_list(epoch, members, **facts.pop("groups", {})).members
-    admitted = {pid(other): since for other, since in facts.pop("admitted", {}).items()}  # By which list.
-    listed = tuple(replace(member, since=admitted.get(member.peer_id, 0)) for member in listed)
+    admitted = {name: facts.pop("since", 0), **facts.pop("admitted", {})}  # By which list.
+    listed = tuple(replace(member, since=admitted.get(member.name, 0)) for member in listed)
     blank = RunReport(hello, 0, epoch if members else 0, listed, 0, 0, None, (), ())
     return replace(blank, **facts)
 

@@ -476,7 +476,7 @@ def admit_after_a_removal(group: int = 0) -> tuple[World, list[Peer], Peer, list
 def test_a_newcomer_that_was_admitted_after_a_removal_stays(order: str, group: int) -> None:
     """S6, L3: the newcomer is no less a member because the first ones to come back have not heard of the removal.
 
-    If its group has decided something with it, it cannot register again.
+    In group 1, it has decided something with c, so it could not even register again.
     """
     world, peers, n, updates = admit_after_a_removal(group)
     a, b, c, d = peers
@@ -487,6 +487,165 @@ def test_a_newcomer_that_was_admitted_after_a_removal_stays(order: str, group: i
     assert group or [call.result for call in updates] == [1, 1, 1]
     check_all_go_on(world, [a, b, c, n], a.machine.run_id)
     assert isinstance(d.machine.error, Kicked)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_newcomer_waits_for_who_may_tell_of_its_admission(comes: bool) -> None:
+    """L3: n comes before c. If it registered again at once, its sync would end, and it would be admitted by c between
+    that sync and its next call, which the others do not make. It does so if c does not come."""
+    world, (a, b, c, _), n, updates = admit_after_a_removal()
+    sync = n.sync(0, "n")
+    world.join([n], "m")
+    world.run(1)
+    if comes:
+        world.join([c], "m")
+        world.settle(updates)
+        world.settle([sync, *(peer.sync(1, "1") for peer in (a, b, c))])
+        return check_all_go_on(world, [a, b, c, n], a.machine.run_id)
+    world.settle([sync])
+    assert n.state is State.RETURNING and isinstance(sync.result, TooFewPeers)
+    waiting = n.topology()
+    world.run(0.5)
+    world.settle([*updates[:2], waiting, a.topology(), b.topology()])
+    return check_all_go_on(world, [a, b, n], a.machine.run_id)
+
+
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("keeps", ["", "a"])
+def test_a_lost_member_does_not_remove_the_others(decides: bool, keeps: str) -> None:
+    """S6: c, perhaps together with a, has gone on with n. It comes late: the next master has lost it already."""
+    world, (a, b, c, d) = one_master("abcd")
+    n = world.peer("n", ONE)
+    world.drop_to_peers.update("abd")
+    for peer in (a, b, d):
+        if peer.name not in keeps:
+            world.cut([peer], "m")
+    world.until(lambda: set(world.masters["m"].member_names) == {"c", *keeps}, what="the removals")
+    n.connect()
+    world.run(0.5)
+    if keeps:
+        a.topology()
+    world.settle([c.topology()])
+    world.until(lambda: n.state is State.MEMBER, what="the admission")
+    if decides and not keeps:
+        world.settle([c.reduce(), n.reduce()])
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.cut([c, n], "m")
+    world.join([a, b, d], "m")
+    master = take_over(world, 500)
+    assert master.member_names == "abcd"
+    world.until(lambda: master.member_names == "abd", what="the loss of c")
+    world.run(0.1)
+    world.join([c], "m")
+    world.run(2)
+    assert a.state is b.state is d.state is State.MEMBER
+    assert isinstance(c.machine.error, Kicked)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_who_has_not_heard_of_its_admission_and_was_removed_goes(is_first: bool, is_restarted: bool) -> None:
+    """L1: p was admitted and removed, and has heard of neither; of the others only q has heard of the removal.
+
+    The next master lists p, which makes a call before q comes. It would wait for q, and q for all others.
+    """
+    world, others = one_master("rst")
+    q, p = (world.peer(name, ONE, group=1) for name in "qp")
+    q.connect()
+    world.run(1)
+    world.admit(others, [q])
+    p.connect()
+    world.run(1)
+    world.drop_to_peers.add("p")
+    world.settle([peer.topology() for peer in [*others, q]])
+    world.run(0.1)
+    assert p.state is State.PENDING
+    world.drop_to_peers.update("rst")
+    world.cut([p], "m")
+    alone = q.reduce()
+    world.settle([alone])
+    assert isinstance(alone.result, TooFewPeers)
+    asked = q.topology(TopologyKind.PENDING)
+    world.run(0.2)
+    world.cut([q], "m")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    if is_first:
+        world.join([p], "m")
+    assert take_over(world, 500).member_names == "rstqp"
+    world.join([p], "m")
+    world.until(lambda: p.state is State.MEMBER, 3, what="the admission")
+    call = p.reduce()
+    world.run(0.2)
+    if is_restarted:
+        world.kill_master("m")
+        world.start_master("m", 501)
+    world.join([q], "m")
+    world.settle([call, asked, *(peer.topology(TopologyKind.PENDING) for peer in others)])
+    assert isinstance(call.result, Kicked) and asked.result == 0
+
+
+def test_a_list_whose_knowers_have_gone_removes_nobody() -> None:
+    """S6: c alone knows that d was removed. The next master loses c, and e has heard of neither removal."""
+    world, (a, b, c, d, e) = one_master("abcde")
+    world.cut([d], "m")
+    world.drop_to_peers.update("abe")
+    world.until(lambda: c.member_names == "abce", what="the removal")
+    world.cut([c, e], "m")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.join([d], "m")
+    master = take_over(world, 500)
+    world.run(3)
+    world.drop_to_peers.add("e")
+    world.join([e], "m")
+    world.until(lambda: master.member_names == "abde", 5, what="the loss of c")
+    world.run(0.1)
+    assert a.member_names == b.member_names == d.member_names == "abde"
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    world.join([c], "m")
+    take_over(world, 900)
+    world.run(5)
+    check_all_go_on(world, [a, b, d, e], a.machine.run_id)
+    assert isinstance(c.machine.error, Kicked)
+
+
+def test_who_registers_again_is_not_admitted_by_the_list_of_another_newcomer() -> None:
+    """L3: n, o and p were admitted after the removal of d, of which no member has heard.
+
+    All members have reported when n comes, so it registers again. It is not admitted before it calls update_topology().
+    """
+    world, (a, b) = one_master("ab")
+    d = world.peer("d", ONE)
+    d.connect()
+    world.run(0.5)
+    world.admit([a, b], [d])
+    n, *others = (world.peer(name, ONE, group=int(name != "n")) for name in "nop")
+    for peer in (n, *others):
+        peer.connect()
+    world.run(1)
+    world.drop_to_peers.update("ab")
+    world.cut([d], "m")
+    world.until(lambda: world.masters["m"].member_names == "ab", what="the removal")
+    updates = [peer.topology() for peer in (a, b)]
+    world.until(lambda: all(peer.state is State.MEMBER for peer in (n, *others)), what="the admission")
+    world.cut([n, *others], "m")
+    world.kill_master("m")
+    world.drop_to_peers.clear()
+    take_over(world, 500)
+    sync = n.sync(0, "n")
+    world.join([n, d], "m")
+    world.run(0.5)
+    world.join(others, "m")
+    world.settle([*updates, d.topology()])
+    world.settle([sync])
+    assert isinstance(sync.result, TooFewPeers) and world.masters["m"].member_names == "abd"
+    waiting = [peer.topology() for peer in (n, *others)]
+    world.run(0.5)
+    world.settle([*waiting, *(peer.topology() for peer in (a, b, d))])
+    check_all_go_on(world, [a, b, d, n, *others], a.machine.run_id)
 
 
 def test_a_newcomer_waits_while_a_minority_does() -> None:

@@ -53,7 +53,7 @@ from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_new, is_sole
 from zpccl.protocol.losses import Losses, NetworkState
 from zpccl.protocol.master_list import CommonList
-from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, names
+from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, have_reported, names
 from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import (
     NO_ID,
@@ -168,6 +168,7 @@ class MasterMachine:
         self.registry = Registry(options.link_seed)
         self._masters = CommonList()
         # By peer: losses, late reports and removals. All wait until the list that repeats the adopted one is committed.
+        # With one address: reports of newcomers, which wait for a member that tells of their admission.
         self._deferred: dict[bytes, Callable[[int], object]] = {}
         self._removals: dict[bytes, Callable[[int], object]] = {}
         self._asked: set[Hashable] = set()  # Connections that were asked for a report, or a Hello, after the take-over.
@@ -880,6 +881,8 @@ class MasterMachine:
             self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
+        if self._deferred and not self._leader.needs_quorum:
+            self._take_newcomers(now_ns)
         self._remove_broken_hosts(now_ns)
         if self.is_recovering:
             return  # It has stepped down.
@@ -1186,7 +1189,8 @@ class MasterMachine:
         if hello.run_id != self.run_id or not is_plausible(report):
             return self._refuse_report(event.connection, report)
         may_join = hello.peer_id not in self.registry.old_members or self._would_admit(history, report)
-        if known is None and may_join and not self._leader.may_change:
+        must_wait = may_join and not self._leader.may_change
+        if known is None and (must_wait or self._may_be_told_of(history, report)):
             if len(self._deferred) < limits.PEERS_MAX:
                 self._asked.add(event.connection)
                 self._deferred[hello.peer_id] = lambda then_ns: self._on_late_report(event, report, then_ns)
@@ -1227,10 +1231,25 @@ class MasterMachine:
         answer for the answer to the next call.
         """
         have_gone_on = self._has_decided() or self._outbox.refused_ns > self._adopted_ns
-        # With one address, the former master may have removed members before it admitted newcomers. These members go as
-        # the report tells of it (`History.parted`), though not for a newcomer that can as well register again.
-        may_part = not self._leader.needs_quorum and (self._is_member(report.hello.peer_id) or has_decided(report))
+        # With one address, the former master may have removed members before it admitted newcomers. If a member reports
+        # that, they go (`History.parted`). If a newcomer does, they do not: it may be the only one that has no state.
+        may_part = not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
         return history.would_admit(report, self.registry.round, keeps_all=not may_part) and not have_gone_on
+
+    def _may_be_told_of(self, history: History, report: RunReport) -> bool:
+        """True for a newcomer that is no member by its report, if a member that is still to report may tell more.
+
+        Otherwise it registers again. If it did that before, its calls would end, and it would be admitted between two.
+        """
+        if self._leader.needs_quorum or have_reported(self.registry.order) or self._would_admit(history, report):
+            return False
+        return history.would_admit(report, self.registry.round, keeps_all=False)
+
+    def _take_newcomers(self, now_ns: int) -> None:
+        """Handles the reports of newcomers of whose admission a member has told by now, or no member will tell."""
+        for peer_id in list(self._deferred):
+            if peer_id in self.registry.peers or have_reported(self.registry.order):
+                self._deferred.pop(peer_id)(now_ns)
 
     def _welcome_late(self, peer: Peer, history: History, now_ns: int) -> None:
         """Welcomes a peer of the adopted run that comes after the others, and decides operations that waited for it."""
@@ -1282,8 +1301,8 @@ class MasterMachine:
             self._refuse_report(connection, report)
             return None
         is_admission = self._would_admit(history, report)  # By the former master; no other peer knew it.
-        # A member that was lost here may have made many calls.
-        may_yield = not self._leader.needs_quorum and hello.peer_id not in history.adopted.members
+        was_lost = peer is None and hello.peer_id in history.adopted.members  # It may have made many calls.
+        may_yield = not self._leader.needs_quorum and not was_lost
         if peer is not None:
             self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:

@@ -109,7 +109,6 @@ class Memory:
         old_members: tuple[bytes, ...],
         parent: int,
         calls: Iterable[Call],
-        since: int = 0,
     ) -> RunReport:
         """The run report: all that a new master must know."""
         running: list[Running] = []
@@ -135,7 +134,6 @@ class Memory:
             tuple(running),
             old_members,
             parent,
-            since,
         )
 
 

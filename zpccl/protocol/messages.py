@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from collections.abc import Iterable
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -70,6 +71,11 @@ class Member(_Message, frozen=True):
     name: Name
     since: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
     """The epoch of the list by which it was admitted; 0 where that does not matter."""
+
+
+def since_of(members: Iterable[Member], peer_id: bytes) -> int:
+    """The epoch of the list by which this peer was admitted; 0 if it is not one of the members."""
+    return next((member.since for member in members if member.peer_id == peer_id), 0)
 
 
 class Hello(_Message, tag="hello", frozen=True):
@@ -319,8 +325,6 @@ class RunReport(_Message, tag="run_report", frozen=True):
     """As in Members: empty if the sender knows that the list is committed."""
     parent: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
     """As in Members."""
-    since: Annotated[int, Meta(ge=0, le=limits.EPOCH_MAX)] = 0
-    """The epoch of the first list with the sender; 0 from a pending peer."""
 
 
 # --- From the master to peers ---------------------------------------------------------------------------------------

@@ -218,7 +218,6 @@ class PeerMachine:
     Attributes:
         state: where it stands in the run.
         epoch, members: the latest member list, each group in ring order.
-        since: the epoch of the first list with this peer.
         error: why it is closed; None before.
     """
 
@@ -237,7 +236,6 @@ class PeerMachine:
         self._is_ready = options.is_ready
         self._was_unready = not options.is_ready
         self._old_members: tuple[bytes, ...] = ()
-        self.since = 0  # The epoch of the first list with this peer.
         self._parent = 0
         self._connect_call: int | None = None
         self._tries = 0
@@ -562,7 +560,6 @@ class PeerMachine:
             self._old_members if members else (),
             self._parent if members else 0,
             self.calls.values(),
-            self.since if self.state is State.MEMBER else 0,
         )
 
     def _oldest_call_id(self) -> int:
@@ -758,7 +755,6 @@ class PeerMachine:
         self._memory.on_round(message.round, message.round_value)
         if self._is_registered() and is_listed:
             was_returning, self.state = self.state is State.RETURNING, State.MEMBER
-            self.since = message.epoch
             self._is_ready = True
             self._host_missing, self._host_deadline_ns = 0, None
             self._log(Level.INFO, f"admitted at epoch {self.epoch}, world size {len(self.group_members())}")

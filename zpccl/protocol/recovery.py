@@ -6,7 +6,7 @@ decisions of its epoch, so a peer that knows a decision also knows the members t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from zpccl import limits
 from zpccl.protocol.leadership import MemberList, descend
 from zpccl.protocol.memory import has_decided
-from zpccl.protocol.messages import Decision, Member, Running, RunReport
+from zpccl.protocol.messages import Decision, Member, Running, RunReport, since_of
 
 
 class _Known(NamedTuple):
-    """What a member reports: the term in which it was led, the epoch of its list, and of the first list with it."""
+    """What a peer reports: the term in which it was led, the epoch of its list, and of the list that admitted it."""
 
     term: int
     epoch: int
@@ -63,7 +63,7 @@ class History:
             self._note(report)
         self._gone: list[bytes] = []  # Members of the newest list that are to be removed.
         if all(len(report.hello.masters) <= 1 for report in of_run):  # With several, quorums made all removals.
-            self._gone = self.parted(self.adopted.members)
+            self._gone = self.parted(dict.fromkeys(self.adopted.members, 0))
             self.adopted = descend(MemberList.of(r) for r in of_run if r.hello.peer_id not in self._gone)
         self.members: tuple[Member, ...] = next(r.members for r in of_run if r.epoch == self.adopted.epoch)
 
@@ -77,7 +77,8 @@ class History:
         if not report.members:
             return
         reporter = report.hello.peer_id
-        self._lists[reporter] = _Known(report.hello.term, report.epoch, report.since)
+        since = since_of(report.members, reporter) if report.hello.is_member else 0
+        self._lists[reporter] = _Known(report.hello.term, report.epoch, since)
         if report.epoch not in self._members_of:
             self._members_of[report.epoch] = frozenset(member.peer_id for member in report.members)
             for member in report.members:
@@ -161,7 +162,7 @@ class History:
         return is_up_to_date and is_listed and bool(self.adopted.members) and is_whole
 
     def parted(
-        self, present: Container[bytes], late: bytes | None = None, absent: Collection[bytes] = ()
+        self, present: Mapping[bytes, int], late: bytes | None = None, absent: Collection[bytes] = ()
     ) -> list[bytes]:
         """Present members to remove, because a former single master had removed members that then reported first.
 
@@ -175,11 +176,12 @@ class History:
         members would be sent a list with these, and if this master then died, they would report that list alone.
 
         Args:
-            present: the peers that are here, or members of the list to continue with.
+            present: the peers that are here, or members of the list to continue with; each with the epoch of the list
+                that admitted it, or 0. That counts if the peer has reported no list: it has not heard of its admission.
             late: a peer that came after this master had gone on: it goes, whichever side it is on.
             absent: members that are still to report.
         """
-        left = {peer_id: known for peer_id, known in self._lists.items() if peer_id in present}
+        left = {peer_id: self._lists.get(peer_id, _Known(0, 0, since)) for peer_id, since in present.items()}
         found: list[bytes] = []
         listed: dict[int, set[bytes]] = {}  # By term: members of this list and later ones, which may list a peer again.
         for epoch in sorted(self._members_of, reverse=True):
@@ -187,19 +189,20 @@ class History:
             members = listed.setdefault(term, set())
             members |= self._members_of[epoch]
             removed = [i for i, known in left.items() if i not in members and 0 < known.since < epoch]
-            theirs = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term and i not in removed]
+            # If all who have heard of the removal have gone, it counts no more.
+            of_term = [i for i, known in left.items() if known.epoch >> limits.EPOCH_BITS == term]
+            knowing = [i for i in of_term if left[i].epoch >= epoch and i not in removed]
             kept_or_gone = members.union(found)
             unheard = [i for i in absent if i not in kept_or_gone and self._admitted.get(i, 0) < epoch]
-            if not (removed or unheard) or not theirs:
+            if not (removed or unheard) or not knowing:
                 continue
-            knowing = [i for i in theirs if left[i].epoch >= epoch]  # The others have not heard of the removal.
-            their_term = min(left[i].term for i in knowing or theirs)
+            their_term = min(left[i].term for i in knowing)
             is_decided = self._last_attempt_id >> limits.EPOCH_BITS > their_term
             gone = knowing if is_decided and removed else removed
             if late is not None:  # All others go on together; the list may be that of a late peer that had to go.
-                gone = [late] if removed and knowing and late in removed + knowing else []
+                gone = [late] if removed and late in removed + knowing else []
             found += gone
-            if knowing and knowing[0] not in found:
+            if knowing[0] not in found:
                 found += unheard
             left = {peer_id: known for peer_id, known in left.items() if peer_id not in found}
         return found
@@ -242,7 +245,7 @@ def is_plausible(report: RunReport) -> bool:
     """
     members, hello = {member.peer_id for member in report.members}, report.hello
     is_of_term = (
-        max(report.parent, report.since, *(member.since for member in report.members)) <= report.epoch
+        max((report.parent, *(member.since for member in report.members))) <= report.epoch
         and report.epoch >> limits.EPOCH_BITS <= hello.term
         and (hello.term < hello.promised or (hello.term == hello.promised and not report.members))
     )

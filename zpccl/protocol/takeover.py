@@ -54,8 +54,9 @@ class TakeOver:
         parted: list[Peer] = []
         if has_one_address:
             peers = self._registry.peers
-            absent = [peer.peer_id for peer in self._registry.order if not peer.has_reported]
-            parted = [peers[peer_id] for peer_id in dict.fromkeys(history.parted(peers, late, absent))]
+            present = {peer.peer_id: peer.since for peer in peers.values() if peer.has_reported}
+            absent = [peer_id for peer_id in peers if peer_id not in present]
+            parted = [peers[peer_id] for peer_id in dict.fromkeys(history.parted(present, late, absent))]
             history.drop({peer.peer_id for peer in parted})
         if late is None or history.round > self._registry.round:
             self._registry.round, self._registry.round_value = history.round, history.round_value

@@ -31,6 +31,7 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     RunReport,
+    since_of,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
@@ -602,7 +603,8 @@ class Causes(Checker):
         """True if the only master had removed a member by a list that others know, though it is listed again now."""
         live = self.cluster.live_nodes() if len(self.cluster.masters) == 1 else []
         others = [other.machine for other in live if is_member(other) and other.machine.run_id == node.machine.run_id]
-        later = [other for other in others if other.epoch > node.machine.since]
+        since = since_of(node.machine.members, node.peer_id)
+        later = [other for other in others if other.epoch > since]
         return any(all(member.peer_id != node.peer_id for member in other.members) for other in later)
 
 
