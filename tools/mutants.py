@@ -862,6 +862,14 @@ passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit
   L3: a new host is removed since a member gave up the call that admitted it
   - may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report)
   + False
+elected-by-those-who-left: protocol.leadership:Candidate.is_over (unit tests)
+  S3: a member that was removed reports its old list and leaves, and the master leads by that list beside another one
+  - self.chosen is not None and not self._has_quorum(self.chosen)
+  + False
+who-left-is-remembered: protocol.leadership:Leader.on_left (unit tests)
+  B1: with one address, a master remembers every member that has ever left
+  - self.needs_quorum
+  + True
 lost-member-registers-again: protocol.master:MasterMachine._accept_report (unit tests)
   S3: a member that was lost becomes a newcomer in the middle of its program
   - not self._leader.needs_quorum and not was_lost

@@ -8,10 +8,10 @@ from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable, TooFewPeers
 from zpccl.limits import MS, SECOND
 from zpccl.protocol.membership import Standing
-from zpccl.protocol.messages import Members, PeerMessage, RunReport, TopologyKind
+from zpccl.protocol.messages import Hello, Members, PeerMessage, RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
-from .world import TWO, Call, Connection, Master, Peer, World, check_agreement, two_masters
+from .world import TWO, Call, Connection, Master, Peer, World, check_agreement, leave_after_a_report, two_masters
 
 CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
 """When paths are cut, after a master has adopted a run: before its first message arrives, between two, and later."""
@@ -335,6 +335,40 @@ def test_a_report_that_comes_after_the_others_is_expected(monkeypatch: pytest.Mo
     master = world.start_master("a", 900).machine
     world.until(lambda: bool(kept) and not master.is_recovering)
     assert kept[-1].is_up and master.standing(kept[-1].name) is Standing.EXPECTED
+
+
+@pytest.mark.parametrize("salts", [(4000, 1), (1, 4000)])
+def test_a_master_is_not_elected_by_a_member_that_has_left(salts: tuple[int, int]) -> None:
+    """S3: p, which was removed long ago, reports its old list and leaves. Then a newcomer may begin a run at that
+    master. The newcomer has found no run; meanwhile the members have found the other master, which leads them."""
+    world = two_masters()
+    p, q, r = world.begin_run("pqr", TWO)
+    for address in TWO:
+        world.cut([p], address)
+    world.until(lambda: world.masters["a"].member_names == "qr", what="the removal of p")
+    s = world.peer("s", TWO)
+    s.connect()
+    world.run(2)
+    world.admit([q, r], [s])
+    for address, salt in zip(TWO, salts, strict=True):
+        world.kill_master(address)
+        world.cut([q, r, s], address)
+        world.start_master(address, salt)
+    a = world.masters["a"]
+    world.join([p], "a")
+    leave_after_a_report(world, p)
+    world.run(limits.MINORITY_WAIT_NS / SECOND + 2)
+    x = world.peer("x", TWO)
+    x.connect()
+    may_begin = lambda: any(isinstance(message, Hello) and any(message.begins) for message in x.sent)  # noqa: E731
+    world.until(may_begin, what="a newcomer that may begin a run")
+    world.join([q, r, s], "b")
+    world.until(lambda: not a.machine.is_recovering, what="a leads")
+    world.until(lambda: any(m.address == "b" for m in world.leading()), what="b leads")
+    world.cut([q], "b")
+    world.join([q], "a")
+    world.run(10)
+    world.check_one_leads()
 
 
 def test_attempt_ids_go_on_after_2_to_the_32() -> None:

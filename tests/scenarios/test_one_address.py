@@ -9,11 +9,23 @@ import pytest
 from zpccl import limits
 from zpccl.errors import HostIncomplete, Kicked, TooFewPeers
 from zpccl.limits import SECOND
+from zpccl.protocol import events
 from zpccl.protocol.messages import Hello, MasterMessage, Members, TopologyKind
 from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Master, Peer, World, check_agreement, check_all_go_on, host_of_two, one_master
+from .world import (
+    ONE,
+    Call,
+    Master,
+    Peer,
+    World,
+    check_agreement,
+    check_all_go_on,
+    host_of_two,
+    leave_after_a_report,
+    one_master,
+)
 
 
 def begin_beside(world: World, peers: list[Peer]) -> Peer:
@@ -663,6 +675,37 @@ def test_a_newcomer_waits_while_a_minority_does() -> None:
     world.run(0.5)
     world.settle([peers[0].topology(), call])
     assert call.is_ok
+
+
+@pytest.mark.parametrize("late", [6.0, 12.0, 25.0])
+def test_a_member_that_leaves_does_not_shorten_the_wait_for_the_others(late: float) -> None:
+    """L3: members have 30 s to come back, also if the first one has left meanwhile and a newcomer waits."""
+    world, (p, q, r) = one_master("pqr")
+    world.settle([peer.reduce() for peer in (p, q, r)])
+    run_id = q.machine.run_id
+    world.kill_master("m")
+    world.cut([q, r], "m")
+    world.start_master("m", 900)
+    leave_after_a_report(world, p)
+    world.peer("x", ONE).connect()
+    world.run(late)
+    world.join([q, r], "m")
+    world.run(10)
+    check_all_go_on(world, [q, r], run_id)
+
+
+def test_peers_that_left_are_forgotten() -> None:
+    """B1: a master does not remember every member that has ever left."""
+    world, peers = one_master("pq")
+    for name in "abc":
+        newcomer = world.peer(name, ONE)
+        newcomer.connect()
+        world.run(1)
+        world.admit(peers, [newcomer])
+        newcomer.handle(events.CloseCalled())
+        world.run(1)
+    assert world.masters["m"].member_names == "pq"
+    assert not world.masters["m"].machine._leader._left
 
 
 def come_back(world: World, peers: list[Peer], newcomer: Peer, run_id: bytes) -> None:

@@ -24,6 +24,7 @@ from zpccl.protocol.messages import (
     CollectiveSpec,
     MasterMessage,
     PeerMessage,
+    RunReport,
     StateEntry,
     SyncSpec,
     TopologyKind,
@@ -629,6 +630,14 @@ def two_masters(salts: tuple[int, int] = (77, 1000), addresses: tuple[str, str] 
     for address, salt in zip(addresses, salts, strict=True):
         world.start_master(address, salt)
     return world
+
+
+def leave_after_a_report(world: World, peer: Peer) -> None:
+    """A member reports to the master that it reaches, and leaves before that one leads."""
+    peer.sent.clear()
+    world.until(lambda: any(isinstance(message, RunReport) for message in peer.sent), what="the report")
+    world.run(0.1)
+    peer.handle(events.CloseCalled())
 
 
 def host_of_two(world: World, names: str) -> tuple[Peer, ...]:

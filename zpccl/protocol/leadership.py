@@ -204,7 +204,8 @@ class Leader:
 
     def on_left(self, peer_id: bytes) -> bool:
         """A member sent Leave, so it will promise no other master. True if that commits the current list."""
-        self._left.add(peer_id)
+        if self.needs_quorum:
+            self._left.add(peer_id)
         return self._commit()
 
     def _commit(self) -> bool:
@@ -495,10 +496,17 @@ class Candidate:
         if self._have_members_reported():
             return (is_late or self._are_all_here()) and self._is_elected(now_ns) and not self._awaits_late(now_ns)
         if (is_late or not self._greeted) and any(self._may_begin(held, now_ns) for held in self.held.values()):
+            if self.chosen is not None and not self._has_quorum(self.chosen):
+                self._forget_those_who_left()
             return True
         if not self._greeted and (is_late or not self.held):
             self._greeted_ns = None  # They have disconnected.
         return False
+
+    def _forget_those_who_left(self) -> None:
+        """Forgets their reports: they elect nobody. The other members may have gone on with a later list."""
+        self.reports = {peer_id: known for peer_id, known in self.reports.items() if peer_id not in self.left}
+        self.left.clear()
 
     def _is_elected(self, now_ns: int) -> bool:
         """Rule "elect". Every report is a promise of exactly this leadership."""

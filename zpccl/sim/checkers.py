@@ -589,6 +589,8 @@ class Causes(Checker):
             has_returned = is_here and len(self.cluster.masters) == 1 and not has_gone_on
             if connection is not None and since_ns < connection.stalled_until_ns + SLOW_GRACE_NS:
                 has_returned = False  # The master received its Hello, but its report may have come too late.
+            if node is not None and self._is_passed_over(node):
+                has_returned = False  # Another member has told of an earlier removal.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
         # A new master lists these peers until it hears that they have gone, perhaps long after a fault.
         self._gone_over = {i for i in members if i in self._gone_over and self._has_gone_over(i, machine.run_id)}
