@@ -774,12 +774,12 @@ mismatch-remembered-without-its-values: protocol.memory:Memory.on_decision (unit
   + replace(told, call_id=0, reason=reason, order=order, calls=calls, peers=(), field='', values=())
 fewer-ends-remembered-than-calls-in-flight: protocol.memory:Memory._keep (unit tests)
   S1: a commit is forgotten that another member has not received
-  - count_max = limits.calls_open_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
-  + count_max = limits.calls_open_max(2 * self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+  - count_max = limits.calls_open_max(len(self._group_ids)) + limits.PARTIAL_REFUSALS_KEPT_MAX
+  + count_max = limits.calls_open_max(2 * len(self._group_ids)) + limits.PARTIAL_REFUSALS_KEPT_MAX
 other-groups-count: protocol.memory:Memory.on_members (unit tests)
   S1: a commit is forgotten that another member has not received, in a run with many groups
-  - self._group_size = sum(member.group == group for member in members)
-  + self._group_size = len(members)
+  - self._group_ids = frozenset(member.peer_id for member in members if member.group == group)
+  + self._group_ids = frozenset(member.peer_id for member in members)
 gone-by-a-list-that-is-not-committed: protocol.memory:Memory.on_members (unit tests)
   S1: a decision is not sent to a member that only a proposed list has dropped
   - not is_committed

@@ -19,6 +19,13 @@ class TellingPeer(Peer):
     world: TellingWorld
 
     def _perform(self, effect: effects.PeerEffect) -> None:
+        if isinstance(effect, effects.EndReduce) and not effect.commit:
+            start = self.world.attempts.get(effect.attempt_id, {}).get(self)
+            others = start.how.order if start is not None and start.is_ahead else ()
+            for other in self.world.peers:
+                if other is not self and other.peer_id in others:
+                    ended = events.AttemptEnded(self.peer_id, effect.attempt_id)
+                    self.world.after(DATA_NS, partial(other.handle, ended))
         if not isinstance(effect, effects.StartReduce):
             return super()._perform(effect)
         self._call_of[effect.attempt_id] = effect.call_id

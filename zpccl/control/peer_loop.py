@@ -160,6 +160,7 @@ class PeerLoop:
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id of each running attempt, by attempt id.
+        self._started_ahead: dict[int, tuple[bytes, ...]] = {}  # By running attempt: its other participants.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._sent_ns = 0  # Time of the last send.
         self._woken_ns = 0  # The machine gets no Tick before: the thread has stood still.
@@ -657,6 +658,9 @@ class PeerLoop:
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
+        others = self._started_ahead.pop(effect.attempt_id, ())
+        if not effect.commit:
+            self._tell_ended(effect.attempt_id, others)
         self._rates.forget(effect.attempt_id)
         if call is not None and call.start is not None:  # The attempt has not begun.
             call.start = None
@@ -675,6 +679,9 @@ class PeerLoop:
 
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         self._attempts[effect.attempt_id] = effect.call_id
+        if effect.is_ahead:
+            others = tuple(peer_id for peer_id in effect.how.order if peer_id != self.options.peer_id)
+            self._started_ahead[effect.attempt_id] = others
         call = self._calls[effect.call_id]
         if call in self._restoring:  # This attempt replaces one that was planned ahead.
             call.start = effect
@@ -709,7 +716,19 @@ class PeerLoop:
             attempt_id, call_id, digest = _DIGEST.unpack(message.body.read())
         except struct.error:
             return self._lines.write(logging.WARNING, f"malformed digest from peer {message.peer.hex()}", now_ns)
+        if call_id == _ENDED:
+            return self._handle(events.AttemptEnded(message.peer, attempt_id), now_ns)
         return self._handle(events.DigestReceived(message.peer, attempt_id, call_id, digest), now_ns)
+
+    def _tell_ended(self, attempt_id: int, others: Iterable[bytes]) -> None:
+        """Tells others that this peer has ended an attempt that it had started ahead, without a result.
+
+        They may never start it, and perhaps do not know it. They would keep the frames that have come early.
+        """
+        body = _DIGEST.pack(attempt_id, _ENDED, 0)
+        for peer_id in others:
+            with contextlib.suppress(OSError):  # There is no link: its frames are gone, too.
+                self.engine.post_message(peer_id, DIGEST_CHANNEL, body, b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 
     def _start_sync(self, effect: effects.StartSync) -> None:
         attempt_id, plan = effect.attempt_id, effect.how
@@ -866,6 +885,8 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 """What an eventfd is written."""
 _DIGEST = struct.Struct(">QQQ")
 """Attempt, the sender's call, the digest of its result."""
+_ENDED = 0
+"""In place of a call: the sender has ended the attempt, which it had started ahead. Calls have numbers from 1."""
 _NEVER_MS = 2**30
 """libzmq never reconnects by itself, but reports that it will: that report tells the session that a dial failed."""
 _SOCKET_EVENTS: dict[int, SessionEvent] = {

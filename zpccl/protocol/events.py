@@ -201,6 +201,14 @@ class DigestReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """Another participant has ended an attempt that it had started by a plan ahead."""
+
+    peer_id: bytes
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class FetchDone:
     """All that a sync plan lists is fetched and verified, or `error` says why not.
 
@@ -280,6 +288,7 @@ PeerEvent: TypeAlias = (
     | LinkFailed
     | ReduceDone
     | DigestReceived
+    | AttemptEnded
     | FetchDone
     | ConnectCalled
     | ReadyCalled

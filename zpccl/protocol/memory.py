@@ -47,8 +47,9 @@ class Memory:
         self.round = 0
         self._round_value = 0
         self._outcomes: dict[int, Decision] = {}  # By attempt, the oldest first.
+        self._partial: dict[int, None] = {}  # Those of refusals that do not concern all of the group.
         self._call_count = 0
-        self._group_size = 0
+        self._group_ids: frozenset[bytes] = frozenset()
         self._member_ids: frozenset[bytes] = frozenset()
         self._last_sync: Decision | None = None
 
@@ -59,7 +60,7 @@ class Memory:
 
     def on_members(self, members: Sequence[Member], group: int, *, is_committed: bool) -> None:
         """Takes a member list. Once it is committed, the peers that it removes are deleted from all outcomes."""
-        self._group_size = sum(member.group == group for member in members)
+        self._group_ids = frozenset(member.peer_id for member in members if member.group == group)
         member_ids = frozenset(member.peer_id for member in members)
         if not is_committed:
             self._member_ids |= member_ids
@@ -96,9 +97,15 @@ class Memory:
             outcome = known if len(known.calls) >= len(outcome.calls) else outcome
         self._outcomes[outcome.attempt_id] = outcome
         self._call_count += len(outcome.calls)
-        count_max = limits.calls_open_max(self._group_size) + limits.PARTIAL_REFUSALS_KEPT_MAX
+        if outcome.is_refusal and not self._group_ids <= set(outcome.order):
+            self._partial[outcome.attempt_id] = None
+        count_max = limits.calls_open_max(len(self._group_ids)) + limits.PARTIAL_REFUSALS_KEPT_MAX
         while len(self._outcomes) > count_max or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
-            self._call_count -= len(self._outcomes.pop(next(iter(self._outcomes))).calls)
+            # Any number of these may come while a peer is away. It has a part in all others, so few of these come.
+            is_partial = len(self._partial) > limits.PARTIAL_REFUSALS_KEPT_MAX
+            oldest = next(iter(self._partial if is_partial else self._outcomes))
+            self._partial.pop(oldest, None)
+            self._call_count -= len(self._outcomes.pop(oldest).calls)
 
     def report(
         self,

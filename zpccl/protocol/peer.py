@@ -328,6 +328,8 @@ class PeerMachine:
             self._on_reduce_done(event, now_ns)
         elif isinstance(event, events.DigestReceived):
             self._on_digest(event)
+        elif isinstance(event, events.AttemptEnded):
+            self._on_attempt_ended(event.attempt_id)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
         elif isinstance(event, events.Called):
@@ -1096,6 +1098,22 @@ class PeerMachine:
         """Ends attempts that this peer will never start. Others may have started them: their frames are stale here."""
         self._attempt_max = max(self._attempt_max, max(attempt_ids, default=0))  # The data plane knows it, too.
         self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
+
+    def _on_attempt_ended(self, attempt_id: int) -> None:
+        """Another peer has ended an attempt that it had started ahead. If this one has not started it, it never will.
+
+        This peer may not know the attempt, if the message that planned it ahead was lost.
+        """
+        is_far = (
+            attempt_id > self._attempt_max + limits.PLAN_AHEAD_AGE_MAX
+        )  # Then its data plane would take others for late.
+        if self.state is not State.MEMBER or is_far or self._call_of_attempt(attempt_id) is not None:
+            return
+        tags = [tag for tag, ahead in self._ahead.items() if attempt_id in ahead.attempt_ids]
+        self._drop_ahead(*tags)
+        if not tags:
+            self._forget_attempts((attempt_id,))
+        self._digests.forget(attempt_id)
 
     def _start_ahead(self, call: Call) -> None:
         """Starts a call by a plan ahead, if there is one for it, and all links that it needs are up."""
