@@ -862,6 +862,18 @@ passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit
   L3: a new host is removed since a member gave up the call that admitted it
   - may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report)
   + False
+refusals-push-out-commits: protocol.memory:Memory._keep (unit tests)
+  S1: a commit that a member which is away has not received is forgotten, because others are refused meanwhile
+  - len(self._partial) > limits.PARTIAL_REFUSALS_KEPT_MAX
+  + False
+frames-of-unknown-attempts-stay: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
+  L2: a peer keeps the frames of an attempt ahead that it has never heard of, until its links stand still
+  - not tags
+  + False
+far-attempt-ends-others: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
+  L2: a wild attempt id makes the data plane take the frames of all other attempts for late ones
+  - self.state is not State.MEMBER or is_far or self._call_of_attempt(attempt_id) is not None
+  + self.state is not State.MEMBER or self._call_of_attempt(attempt_id) is not None
 elected-by-those-who-left: protocol.leadership:Candidate.is_over (unit tests)
   S3: a member that was removed reports its old list and leaves, and the master leads by that list beside another one
   - self.chosen is not None and not self._has_quorum(self.chosen)

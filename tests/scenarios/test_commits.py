@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from zpccl.errors import InvalidUsage
+from zpccl import limits
+from zpccl.errors import InvalidUsage, PCCLError
 from zpccl.limits import MS, SECOND
-from zpccl.protocol import events
+from zpccl.protocol import effects, events
 from zpccl.protocol.master import MasterOptions
-from zpccl.protocol.messages import PeerMessage, RunReport
+from zpccl.protocol.messages import PeerMessage, Report, RunReport
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld, give_up
@@ -268,3 +271,85 @@ def test_a_result_that_differs_counts_though_its_peer_dies_before_it_reports(is_
     world.kill_peer(b)
     world.settle([call])
     assert not call.is_ok and a.state is State.MEMBER
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("refusals", [10, 30])
+def test_refused_calls_do_not_push_out_what_a_member_that_is_away_must_hear(
+    refusals: int, is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1: b and c have returned; a was cut off before the decision. Meanwhile calls of b and c are refused.
+
+    The bounds are those of a large group: with 2,048 members 40 outcomes are kept.
+    """
+    monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 3 * 16)
+    monkeypatch.setattr(limits, "COMMIT_PEERS_MAX", 2)
+    world = TellingWorld()
+    world.start_master("m", 77)
+    a, b, c = world.begin_run("abc", ("m",))
+    if is_ahead:
+        world.settle([peer.reduce() for peer in (a, b, c)])
+        world.run(0.5)
+        a.sent.clear()
+    first = [peer.reduce() for peer in (a, b, c)]
+    world.until(lambda: any(isinstance(m, Report) for m in a.sent))
+    world.run(0.007)
+    world.cut([a], "m")
+    world.settle(first[1:])
+    for _ in range(refusals):
+        calls = [b.sync(1, "x"), c.reduce(reduce_spec(9))]
+        world.settle(calls)
+        assert all(isinstance(call.result, PCCLError) for call in calls)
+    assert a.state is State.MEMBER and b.member_names == "abc"
+    world.kill_master("m")
+    world.run(0.1)
+    world.start_master("m", 900)
+    world.heal()
+    if is_ahead:
+        world.run(3)
+        second = [peer.reduce() for peer in (b, c)]
+        world.run(3)
+        assert not any(call.has_ended for call in second), "the first call of a ran with the second ones of the others"
+    world.settle(first)
+    assert [call.result for call in first] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("lost", ["plan", "decision"])
+def test_all_end_an_attempt_that_others_have_started_ahead(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L2: c loses its connection with a message that plans ahead, and gets that message again without these plans.
+
+    a and b start one of them later. c has never heard of it, so its engine would keep what they have sent it.
+    """
+    world = TellingWorld()
+    world.start_master("m", 77)
+    peers = world.begin_run("abc", ("m",))
+    c = peers[-1]
+    started: set[int] = set()
+    ended: set[int] = set()
+    for peer in peers:
+        perform = peer._perform
+
+        def note(effect: effects.PeerEffect, peer: Peer = peer, perform: Callable[..., None] = perform) -> None:
+            if isinstance(effect, effects.StartReduce):
+                (ended if peer is c else started).add(effect.attempt_id)
+            if isinstance(effect, effects.EndReduce) and peer is c:
+                ended.add(effect.attempt_id)
+            perform(effect)
+
+        monkeypatch.setattr(peer, "_perform", note)
+    if lost == "decision":
+        world.settle([peer.reduce() for peer in peers])
+        world.run(0.5)
+    calls = [peer.reduce() for peer in peers]
+    world.run(0.0075 if lost == "plan" else 0.009)  # It is on its way to c.
+    assert c.connection is not None
+    world.break_connection(c.connection)
+    world.settle(calls)
+    world.run(1)
+    for _ in range(20):
+        calls = [peer.reduce() for peer in peers]
+        world.settle(calls)
+        world.run(0.05)
+        assert [call.result for call in calls] == [7, 7, 7]
+    assert all(peer.state is State.MEMBER for peer in peers)
+    assert started <= ended, f"c keeps the frames of attempts {sorted(started - ended)}"

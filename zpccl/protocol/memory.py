@@ -7,8 +7,8 @@ A peer keeps the latest outcomes, as many as a member may have open calls (limit
 outcome that another peer may still need: all members of a group take part in its calls, so a peer that missed an
 outcome lacks the decisions on that call and on all later ones, and these are its open calls. A group has no open calls
 while it grows; when it shrinks, the bound grows. A refusal may concern only some members, or members of other groups:
-PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these. Peers that are no longer members need no outcomes, so the
-outcomes no longer name them.
+PARTIAL_REFUSALS_KEPT_MAX more outcomes are kept for these, and the oldest of them go first if there are more. Peers
+that are no longer members need no outcomes, so the outcomes no longer name them.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Memory:
             self._partial[outcome.attempt_id] = None
         count_max = limits.calls_open_max(len(self._group_ids)) + limits.PARTIAL_REFUSALS_KEPT_MAX
         while len(self._outcomes) > count_max or self._call_count > limits.OUTCOME_CALLS_KEPT_MAX:
-            # Any number of these may come while a peer is away. It has a part in all others, so few of these come.
-            is_partial = len(self._partial) > limits.PARTIAL_REFUSALS_KEPT_MAX
-            oldest = next(iter(self._partial if is_partial else self._outcomes))
+            # While a peer is away, any number of partial refusals may come, but no more others than it has open calls.
+            are_many = len(self._partial) > limits.PARTIAL_REFUSALS_KEPT_MAX
+            oldest = next(iter(self._partial if are_many else self._outcomes))
             self._partial.pop(oldest, None)
             self._call_count -= len(self._outcomes.pop(oldest).calls)
 
