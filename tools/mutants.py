@@ -434,8 +434,8 @@ acknowledged-list-forgotten: protocol.peer:PeerMachine._run_report (unit tests)
   + self.members if self.state is State.MEMBER else ()
 list-changed-by-an-early-report: protocol.master:MasterMachine._on_report (unit tests)
   S3: who was asked by the candidate, and reports to the leader, changes the list before its repeat is committed
-  - known is None and may_join and not self._leader.may_change
-  + known is None and may_join and not self._leader.may_change and event.connection in self._asked
+  - may_join and not self._leader.may_change
+  + may_join and not self._leader.may_change and event.connection in self._asked
 promise-lowered-by-a-welcome: protocol.leadership:Acceptor.may_be_registered (unit tests)
   S3: a pending peer obeys a leader that comes before the one it has promised
   - leader == self.promised or leader.term > self.promised.term
