@@ -1104,9 +1104,8 @@ class PeerMachine:
 
         This peer may not know the attempt, if the message that planned it ahead was lost.
         """
-        is_far = (
-            attempt_id > self._attempt_max + limits.PLAN_AHEAD_AGE_MAX
-        )  # Then its data plane would take others for late.
+        # The data plane would take frames of all other attempts for late ones.
+        is_far = attempt_id > self._attempt_max + limits.PLAN_AHEAD_AGE_MAX
         if self.state is not State.MEMBER or is_far or self._call_of_attempt(attempt_id) is not None:
             return
         tags = [tag for tag, ahead in self._ahead.items() if attempt_id in ahead.attempt_ids]
