@@ -860,7 +860,7 @@ round-answers-another-call: protocol.master:MasterMachine._would_admit (unit tes
   + False
 passed-over-newcomer-refused: protocol.master:MasterMachine._accept_report (unit tests)
   L3: a new host is removed since a member gave up the call that admitted it
-  - may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report)
+  - self._may_register_again(history, report)
   + False
 refusals-push-out-commits: protocol.memory:Memory._keep (unit tests)
   S1: a commit that a member which is away has not received is forgotten, because others are refused meanwhile
@@ -882,10 +882,10 @@ who-left-is-remembered: protocol.leadership:Leader.on_left (unit tests)
   B1: with one address, a master remembers every member that has ever left
   - self.needs_quorum
   + True
-lost-member-registers-again: protocol.master:MasterMachine._accept_report (unit tests)
+lost-member-registers-again: protocol.master:MasterMachine._may_register_again (unit tests)
   S3: a member that was lost becomes a newcomer in the middle of its program
-  - not self._leader.needs_quorum and not was_lost
-  + not self._leader.needs_quorum
+  - self._leader.needs_quorum or report.hello.peer_id in history.adopted.members
+  + self._leader.needs_quorum
 admission-after-a-removal-forgotten: protocol.master:MasterMachine._would_admit (unit tests)
   S6: a newcomer is refused since members were removed before it was admitted, and some have not heard of it
   - not self._leader.needs_quorum and self._is_member(report.hello.peer_id)
@@ -898,6 +898,10 @@ newcomer-waits-for-no-member: protocol.master:MasterMachine._may_be_told_of (uni
   L3: a newcomer registers again, and is admitted between two of its calls when a member tells of its admission
   - history.would_admit(report, self.registry.round, keeps_all=False)
   + False
+former-membership-counts: protocol.recovery:History._note (unit tests)
+  L3: a returning peer that waits to be admitted is removed, because the others have gone on without it
+  - report.hello.is_member
+  + True
 unaware-member-not-removed: protocol.recovery:History.parted (unit tests)
   L1: a member that has heard neither of its admission nor of its removal stays, at another point of its program
   - _Known(0, 0, since)

@@ -792,7 +792,7 @@ def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(ahead_by: i
     """L2: frames of it may have come. An attempt that is unknown here ends, too, if its id is not far from others."""
     peer = after_a_commit()
     is_known = ahead_by == 0
-    told = peer.handle(events.AttemptEnded(pid("b"), AHEAD + ahead_by))
+    told = peer.handle(events.AttemptEnded(AHEAD + ahead_by))
     assert told == ([EndReduce(AHEAD + ahead_by, commit=False)] if ahead_by <= 1 else [])
     assert peer.reduce(11) == ([vote(11, 0)] if is_known else [start(11, AHEAD, is_ahead=True), vote(11)])
 
@@ -800,4 +800,4 @@ def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(ahead_by: i
 def test_who_runs_an_attempt_that_another_has_ended_waits_for_the_master() -> None:
     peer = after_a_commit()
     peer.reduce(11)
-    assert peer.handle(events.AttemptEnded(pid("b"), AHEAD)) == []
+    assert peer.handle(events.AttemptEnded(AHEAD)) == []

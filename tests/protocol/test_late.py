@@ -23,6 +23,7 @@ from zpccl.protocol.messages import (
     Refused,
     RunReport,
     Welcome,
+    since_of,
 )
 from zpccl.protocol.peer import State
 
@@ -291,6 +292,7 @@ def test_who_acknowledges_a_list_without_it_tells_of_that_list(make: Any) -> Non
     said = report.message
     assert [member.peer_id for member in said.members] == list(pids("bc")) and not said.hello.is_member
     assert (said.epoch, said.parent, said.old_members) == (9 << 32, 5, pids("abc"))
+    assert since_of(said.members, said.hello.peer_id) == 0
 
 
 def test_who_waits_to_be_admitted_keeps_its_promise() -> None:

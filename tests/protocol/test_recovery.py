@@ -105,6 +105,15 @@ def test_the_newest_list_and_round_count() -> None:
     assert (history.round, history.round_value) == (2, 0)
 
 
+@pytest.mark.parametrize("is_member", [False, True])
+def test_who_waits_to_be_admitted_is_not_removed(is_member: bool) -> None:
+    """L3: a returning peer reports the list of its former membership, and others have gone on without it since."""
+    hello = replace(hello_of("p"), is_member=is_member)
+    reports = [report_of("p", "abp", 1, hello=hello, since=1), *(report_of(name, "ab", 2, since=1) for name in "ab")]
+    gone = history_of(*reports).parted(dict.fromkeys(pids("abp"), 0))
+    assert gone == ([pid("p")] if is_member else [])
+
+
 def test_pending_peers_know_nothing() -> None:
     history = history_of(report_of("p", "", outcomes=(outcome(1, True, "ab", 1, 1),), round=9))
     assert (history.outcomes, history.round) == ({}, 0)

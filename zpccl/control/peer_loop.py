@@ -160,7 +160,7 @@ class PeerLoop:
         self._next_call_id = 1
         self._calls: dict[int, PendingCall] = {}
         self._attempts: dict[int, int] = {}  # Call id of each running attempt, by attempt id.
-        self._started_ahead: dict[int, tuple[bytes, ...]] = {}  # By running attempt: its other participants.
+        self._started_ahead: dict[int, tuple[bytes, ...]] = {}  # By running attempt: its participants.
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._sent_ns = 0  # Time of the last send.
         self._woken_ns = 0  # The machine gets no Tick before: the thread has stood still.
@@ -658,9 +658,9 @@ class PeerLoop:
 
     def _end_reduce(self, effect: effects.EndReduce) -> None:
         call = self._calls.get(self._attempts.pop(effect.attempt_id, -1))
-        others = self._started_ahead.pop(effect.attempt_id, ())
+        order = self._started_ahead.pop(effect.attempt_id, ())
         if not effect.commit:
-            self._tell_ended(effect.attempt_id, others)
+            self._tell_ended(effect.attempt_id, order)
         self._rates.forget(effect.attempt_id)
         if call is not None and call.start is not None:  # The attempt has not begun.
             call.start = None
@@ -680,8 +680,7 @@ class PeerLoop:
     def _start_reduce(self, effect: effects.StartReduce) -> None:
         self._attempts[effect.attempt_id] = effect.call_id
         if effect.is_ahead:
-            others = tuple(peer_id for peer_id in effect.how.order if peer_id != self.options.peer_id)
-            self._started_ahead[effect.attempt_id] = others
+            self._started_ahead[effect.attempt_id] = effect.how.order
         call = self._calls[effect.call_id]
         if call in self._restoring:  # This attempt replaces one that was planned ahead.
             call.start = effect
@@ -717,16 +716,18 @@ class PeerLoop:
         except struct.error:
             return self._lines.write(logging.WARNING, f"malformed digest from peer {message.peer.hex()}", now_ns)
         if call_id == _ENDED:
-            return self._handle(events.AttemptEnded(message.peer, attempt_id), now_ns)
+            return self._handle(events.AttemptEnded(attempt_id), now_ns)
         return self._handle(events.DigestReceived(message.peer, attempt_id, call_id, digest), now_ns)
 
-    def _tell_ended(self, attempt_id: int, others: Iterable[bytes]) -> None:
+    def _tell_ended(self, attempt_id: int, order: Iterable[bytes]) -> None:
         """Tells others that this peer has ended an attempt that it had started ahead, without a result.
 
         They may never start it, and perhaps do not know it. They would keep the frames that have come early.
         """
         body = _DIGEST.pack(attempt_id, _ENDED, 0)
-        for peer_id in others:
+        for peer_id in order:
+            if peer_id == self.options.peer_id:
+                continue
             with contextlib.suppress(OSError):  # There is no link: its frames are gone, too.
                 self.engine.post_message(peer_id, DIGEST_CHANNEL, body, b"", limits.DATA_MESSAGES_QUEUED_BYTES_MAX)
 

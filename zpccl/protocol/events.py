@@ -204,7 +204,6 @@ class DigestReceived:
 class AttemptEnded:
     """Another participant has ended an attempt that it had started by a plan ahead."""
 
-    peer_id: bytes
     attempt_id: int
 
 

@@ -53,7 +53,7 @@ from zpccl.protocol.kinds.topology import Rounds
 from zpccl.protocol.leadership import Candidate, Leader, MemberList, Promise, is_new, is_sole
 from zpccl.protocol.losses import Losses, NetworkState
 from zpccl.protocol.master_list import CommonList
-from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, have_reported, names
+from zpccl.protocol.membership import Outbox, Peer, PeerPhase, Registry, Standing, names
 from zpccl.protocol.memory import has_decided
 from zpccl.protocol.messages import (
     NO_ID,
@@ -1241,14 +1241,24 @@ class MasterMachine:
 
         Otherwise it registers again. If it did that before, its calls would end, and it would be admitted between two.
         """
-        if self._leader.needs_quorum or have_reported(self.registry.order) or self._would_admit(history, report):
+        if self._leader.needs_quorum or self.registry.have_all_reported or self._would_admit(history, report):
             return False
         return history.would_admit(report, self.registry.round, keeps_all=False)
 
+    def _may_register_again(self, history: History, report: RunReport) -> bool:
+        """True for an unknown newcomer that the former master admitted, and that has taken part in nothing.
+
+        With several masters it sees that by itself. A member that was lost here may have made many calls.
+        """
+        if self._leader.needs_quorum or report.hello.peer_id in history.adopted.members:
+            return False
+        return history.would_admit(report, -1, keeps_all=False) and not has_decided(report)
+
     def _take_newcomers(self, now_ns: int) -> None:
         """Handles the reports of newcomers of whose admission a member has told by now, or no member will tell."""
+        is_last = self.registry.have_all_reported
         for peer_id in list(self._deferred):
-            if peer_id in self.registry.peers or have_reported(self.registry.order):
+            if is_last or peer_id in self.registry.peers:
                 self._deferred.pop(peer_id)(now_ns)
 
     def _welcome_late(self, peer: Peer, history: History, now_ns: int) -> None:
@@ -1301,8 +1311,6 @@ class MasterMachine:
             self._refuse_report(connection, report)
             return None
         is_admission = self._would_admit(history, report)  # By the former master; no other peer knew it.
-        was_lost = peer is None and hello.peer_id in history.adopted.members  # It may have made many calls.
-        may_yield = not self._leader.needs_quorum and not was_lost
         if peer is not None:
             self._recognise(peer, event, hello)
         elif len(self.registry.peers) >= limits.PEERS_MAX:
@@ -1316,8 +1324,7 @@ class MasterMachine:
             return None
         elif not hello.is_member:
             peer = self._register(connection, hello, event.host)
-        elif may_yield and history.would_admit(report, -1, keeps_all=False) and not has_decided(report):
-            # With several masters the peer sees by itself that it has taken part in nothing.
+        elif self._may_register_again(history, report):
             self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
             return None
         else:
