@@ -83,6 +83,9 @@ class Checker:
     def on_closed(self, node: SimulatedPeer) -> None:
         """A process ends by closing its communicator."""
 
+    def on_heal(self) -> None:
+        """The faults end."""
+
     def on_end(self) -> None:
         """The run is over: faults have ended, and the cluster is quiet."""
 
@@ -940,6 +943,17 @@ class Bounds(Checker):
             raise self.cluster.violation("B1", f"{count} calls are kept for {registered} peers")
 
 
+class Frames(Checker):
+    """B1: no peer keeps frames of attempts that it will never start."""
+
+    def on_heal(self) -> None:
+        """Looks at the frames that came early."""
+        for text in self.cluster.dataplane.stale_frames():
+            raise self.cluster.violation("B1", text)
+
+    on_end = on_heal
+
+
 class Liveness(Checker):
     """L2: records which groups have committed a collective since the healing; quiesces() demands it of all."""
 
@@ -1001,7 +1015,7 @@ class Checkers(Checker):
                 SyncSources,
                 Causes,
             ),
-            *(Patience, Lists, Hosts, Readiness, Bounds),
+            *(Patience, Lists, Hosts, Readiness, Bounds, Frames),
         )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.liveness]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}
@@ -1042,6 +1056,11 @@ class Checkers(Checker):
         """A process ends by closing its communicator."""
         for check in self._watching["on_closed"]:
             check(node)
+
+    def on_heal(self) -> None:
+        """The faults end."""
+        for check in self._watching["on_heal"]:
+            check()
 
     def on_end(self) -> None:
         """The run is over."""

@@ -164,6 +164,7 @@ class Cluster:
 
     def heal(self) -> None:
         """Ends all faults: from now on every connection succeeds. Starts peers until enough are in group 0."""
+        self.checkers.on_heal()
         self.faults = HEALED
         self.injector.start(HEALED)
         self.network.heal()

@@ -4,7 +4,8 @@ A buffer is one number, and every collective is in place: see `result_of`. While
 garbage; a peer that has received all frames holds the result. An attempt progresses only after all its peers have
 started it, and only while all links that it needs are up (ring: between neighbours; direct exchange: between all).
 When one breaks, peers that are not finished get nothing more. Both ends of the broken link notice it; the others
-stall. A path that drops large packets is noticed by both of its ends, which lose their link.
+stall. A path that drops large packets is noticed by both of its ends, which lose their link. Frames of an attempt that
+their receiver has not started are kept there until it starts or ends that attempt, or the link breaks.
 
 A shared state is a few numbers by key. A fetcher gets one key after another, each from any seed or partial seed of the
 sync that has it by then. It drops sources that send wrong data or nothing, or whose link is lost. A source whose own
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 RATE_CHANGE_CHANCE = 0.05
 """For each path, at each measurement."""
 RUBBISH = -1
+EARLY_NS_MAX = 10 * SECOND
+"""How long the frames of an attempt that its sender has ended may stay at a peer that does not start it. Loops of
+peers stand still for half of that."""
 
 
 @dataclass(eq=False)
@@ -79,6 +83,7 @@ class Part:
     buffer: Buffer
     saved: int
     tells_digest: bool = False
+    is_ahead: bool = False
     has_failed: bool = False
     is_finished: bool = False
     finish: Timer | None = None
@@ -155,6 +160,8 @@ class DataPlane:
         self._rng = cluster.child_rng()
         self.attempts: dict[tuple[bytes, int], RunningAttempt] = {}  # By run and attempt.
         self.ended: set[tuple[bytes, int]] = set()
+        # By receiver, run and attempt: who has sent, and when the sender ended the attempt without a commit.
+        self._early: dict[tuple[bytes, tuple[bytes, int]], dict[bytes, int | None]] = {}
         self.wrong: set[tuple[bytes, int]] = set()  # Peers that computed a wrong result.
         self.fetches: dict[tuple[bytes, int], Fetch] = {}
         self._rates: dict[frozenset[bytes], int] = {}  # Bytes per second of each path, where they are uneven.
@@ -176,7 +183,7 @@ class DataPlane:
             "S4",
             f"{node.name} starts attempt {attempt_id} again",
         )
-        part = Part(node, call_id, buffer, buffer.value, start.tells_digest)
+        part = Part(node, call_id, buffer, buffer.value, start.tells_digest, start.is_ahead)
         attempt.parts[node.peer_id] = part
         attempt.inputs[node.peer_id] = buffer.value
         attempt.calls[node.peer_id] = call_id
@@ -184,8 +191,12 @@ class DataPlane:
         part.timers.append(clock.after(self._delay_ns(node), lambda: self._spoil(part)))
         self._watch(attempt, part, clock.now_ns)
         links = self._cluster.links
+        self._early.pop((node.peer_id, node.key(attempt_id)), None)
         for other_id in sorted(attempt.edges_of(node.peer_id)):
-            if not links.are_linked(node.peer_id, other_id):
+            is_linked = links.are_linked(node.peer_id, other_id)
+            if is_linked and other_id not in attempt.inputs and (other_id, attempt_id) not in self.ended:
+                self._early.setdefault((other_id, node.key(attempt_id)), {})[node.peer_id] = None
+            if not is_linked:
                 attempt.is_broken = True
             elif not links.carries(node.peer_id, other_id):
                 attempt.is_broken = True
@@ -199,6 +210,7 @@ class DataPlane:
     def end_reduce(self, node: SimulatedPeer, attempt_id: int, commit: bool) -> None:
         """Releases a buffer: with the result (commit), or restored."""
         self.ended.add((node.peer_id, attempt_id))
+        self._early.pop((node.peer_id, node.key(attempt_id)), None)
         attempt = self.attempts.get(node.key(attempt_id))
         part = attempt.parts.pop(node.peer_id, None) if attempt is not None else None
         if attempt is None or part is None:
@@ -212,6 +224,33 @@ class DataPlane:
             self._break(attempt)
         if not commit:
             part.buffer.value = part.saved
+            self._withdraw_frames(node, attempt, part.is_ahead)
+
+    def _withdraw_frames(self, node: SimulatedPeer, attempt: RunningAttempt, is_ahead: bool) -> None:
+        """A peer has ended an attempt. If that was planned ahead, it tells the others over its links."""
+        for (_, key), senders in self._early.items():
+            if key == node.key(attempt.attempt_id) and node.peer_id in senders:
+                senders[node.peer_id] = self._cluster.clock.now_ns
+        for other_id in attempt.order:
+            if is_ahead and other_id != node.peer_id:
+                arrive = functools.partial(self._tell_ended, node.peer_id, other_id, attempt.attempt_id)
+                self._cluster.clock.after(self._delay_ns(node), arrive)
+
+    def _tell_ended(self, sender_id: bytes, peer_id: bytes, attempt_id: int) -> None:
+        if self._cluster.links.are_linked(sender_id, peer_id):
+            self._cluster.nodes[peer_id].handle(events.AttemptEnded(attempt_id))
+
+    def stale_frames(self) -> list[str]:
+        """The attempts whose frames peers keep in vain: their senders have ended them, and links stand."""
+        cluster, found = self._cluster, []
+        for (peer_id, (run_id, attempt_id)), senders in self._early.items():
+            node = cluster.nodes[peer_id]
+            for sender_id, ended_ns in senders.items():
+                is_old = ended_ns is not None and ended_ns + EARLY_NS_MAX < cluster.clock.now_ns
+                are_members = node.is_alive and node.machine.run_id == run_id
+                if is_old and are_members and cluster.links.are_linked(sender_id, peer_id):
+                    found.append(f"{node.name} keeps frames of {cluster.nodes[sender_id].name}, attempt {attempt_id}")
+        return found
 
     def withhold_digest(self, node: SimulatedPeer, call_id: int) -> None:
         """From now on nobody is told the digest of a call's result. If it was told before, the machine hears of it."""
@@ -251,7 +290,10 @@ class DataPlane:
                 self._stop_fetch(key, fetch)
 
     def on_link_broken(self, one: bytes, other: bytes) -> None:
-        """A link is down: attempts that need it break."""
+        """A link is down: attempts that need it break, and frames that came early are dropped."""
+        for (peer_id, _), senders in self._early.items():
+            if peer_id in (one, other):
+                senders.pop(other if peer_id == one else one, None)
         for attempt in self.attempts.values():
             if one in attempt.order and other in attempt.edges_of(one):
                 self._break(attempt)
