@@ -78,6 +78,8 @@ class Faults:
     """The key of a peer is revoked: at one master now, at each other master seconds later."""
     master_pauses: float = 0.0
     """A master stands still for a while, then takes all that has come at once."""
+    peer_pauses: float = 0.0
+    """The loop of a peer stands still for a while, as when code of the user holds the GIL; its engine goes on."""
     busy_chance: float = 0.3
     """A master is busy: it takes each event some milliseconds later, with those that have come meanwhile."""
     behind_chance: float = 0.3
@@ -92,6 +94,10 @@ class Faults:
     """A newcomer is configured with another list of masters."""
     far_chance: float = 0.0
     """The control path of a peer has a one-way latency of FAR_NS."""
+    fleeting_chance: float = 0.0
+    """A peer goes, or loses its connection, soon after its report to a master that does not lead yet."""
+    bulk_chance: float = 0.0
+    """The report of a peer takes up to BULK_NS."""
     is_tight: bool = False
     """The limits on calls are so low that the programs reach them."""
     fails_nothing: bool = False
@@ -110,6 +116,8 @@ class Faults:
     """The clock of a process has an offset and a drift of up to 1 %."""
     withdraw_chance: float = 0.0
     """A call has a short timeout."""
+    fickle_chance: float = 0.0
+    """A program whose collective has timed out makes another call before it makes that one again."""
     mismatch_chance: float = 0.0
     """A peer calls a collective with another count than the others."""
     muddle_chance: float = 0.0
@@ -146,6 +154,7 @@ CHURN = Faults("churn", joins=0.6, crashes=0.4, leaves=0.15, outages=0.03, silen
 FLAKY_NETWORK = Faults(
     "flaky",
     joins=0.2,
+    peer_pauses=0.2,
     connection_breaks=1.0,
     stalls=0.3,
     link_breaks=1.0,
@@ -173,16 +182,20 @@ JOINERS = Faults(
 IMPATIENT = Faults(
     "impatient",
     joins=0.3,
+    peer_pauses=0.3,
     crashes=0.05,
     master_pauses=0.3,
     withdraw_chance=0.15,
     mismatch_chance=0.02,
     slow_chance=0.3,
+    fickle_chance=0.3,
 )
 """Users give calls up after short timeouts."""
 MUDDLED = Faults("muddled", joins=0.5, crashes=0.05, muddle_chance=0.05, mismatch_chance=0.02)
 """Single peers make calls that the others do not make."""
-UNRULY = Faults("unruly", joins=0.5, crashes=0.1, leaves=0.1, writes=0.5, wander_chance=1.0, slow_chance=0.1)
+UNRULY = Faults(
+    "unruly", joins=0.5, peer_pauses=0.2, crashes=0.1, leaves=0.1, writes=0.5, wander_chance=1.0, slow_chance=0.1
+)
 """Random programs instead of the training loop."""
 HOSTILE = Faults(
     "hostile",
@@ -197,6 +210,7 @@ HOSTILE = Faults(
 CHAOS = Faults(
     "chaos",
     joins=0.7,
+    peer_pauses=0.2,
     master_pauses=0.1,
     crashes=0.3,
     leaves=0.1,
@@ -214,6 +228,7 @@ CHAOS = Faults(
     damage_chance=0.05,
     writes=0.3,
     duplicate_chance=0.05,
+    fickle_chance=0.1,
 )
 """All faults of peers and the network together."""
 HEADLESS = Faults(
@@ -230,6 +245,7 @@ HEADLESS = Faults(
 REGICIDE = Faults(
     "regicide",
     joins=0.5,
+    peer_pauses=0.1,
     master_pauses=0.1,
     crashes=0.3,
     leaves=0.1,
@@ -247,6 +263,9 @@ REGICIDE = Faults(
     first_chance=0.1,
     far_chance=0.1,
     is_tight=True,
+    fleeting_chance=0.05,
+    bulk_chance=0.05,
+    fickle_chance=0.1,
 )
 """Master crashes together with faults of peers and the network."""
 ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, mismatch_chance=0.01, wander_chance=0.6)
@@ -256,6 +275,7 @@ MINORITY = Faults(
     steps=1500,
     peers=(3, 6),
     joins=0.2,
+    peer_pauses=0.05,
     crashes=0.03,
     connection_breaks=0.1,
     partitions=0.3,
@@ -263,6 +283,8 @@ MINORITY = Faults(
     ambush_chance=0.01,
     first_chance=0.2,
     silent_chance=0.2,
+    fleeting_chance=0.05,
+    bulk_chance=0.1,
 )
 """The only master restarts rarely, and members that it had removed are often the first to reach it again."""
 STANDBY = Faults(
@@ -280,6 +302,7 @@ STANDBY = Faults(
 SPLIT = Faults(
     "split",
     joins=0.4,
+    peer_pauses=0.1,
     master_pauses=0.1,
     crashes=0.1,
     leaves=0.1,
@@ -299,6 +322,9 @@ SPLIT = Faults(
     flap_chance=0.05,
     slow_chance=0.1,
     withdraw_chance=0.05,
+    fleeting_chance=0.03,
+    bulk_chance=0.05,
+    fickle_chance=0.1,
 )
 """Three masters, with partitions that separate peers from some of them."""
 DUEL = Faults(
@@ -306,6 +332,7 @@ DUEL = Faults(
     steps=3000,
     peers=(2, 4),
     joins=0.6,
+    peer_pauses=0.1,
     master_pauses=0.1,
     crashes=0.02,
     leaves=0.02,
@@ -324,11 +351,14 @@ DUEL = Faults(
     far_chance=0.1,
     silent_chance=0.2,
     is_tight=True,
+    fleeting_chance=0.02,
+    bulk_chance=0.05,
 )
 """Two masters with frequent short partitions: contested leadership."""
 PATHS = Faults(
     "paths",
     joins=0.2,
+    peer_pauses=0.1,
     master_pauses=0.05,
     crashes=0.03,
     cuts=0.2,
@@ -341,6 +371,7 @@ PATHS = Faults(
 SWARM = Faults(
     "swarm",
     joins=2.0,
+    peer_pauses=0.2,
     crashes=0.3,
     leaves=0.1,
     link_breaks=0.3,
@@ -367,6 +398,7 @@ HEALED = replace(CALM, name="healed", joins=0.0)
 
 
 FAR_NS = 150 * MS
+BULK_NS = 5 * SECOND
 SLOW_GRACE_NS = 3 * SECOND
 """Recovery grace period of masters where paths are slow: a report needs three one-way delays."""
 TAKEOVER_NS = SLOW_GRACE_NS + RECOVERY_WAIT_NS + 3 * SECOND
@@ -587,6 +619,14 @@ class Injector:
             master.pause(duration_ns)
             if self._cluster.faults.crashes and rng.random() < 0.5:  # It hears of calls and of a death at once.
                 self.later(rng.randrange(min(duration_ns, 200 * MS)), lambda: self._strike_crashes(rng))
+
+    def _strike_peer_pauses(self, rng: random.Random) -> None:
+        victims = [node for node in self._victims() if node.is_running]
+        if victims:
+            victim, duration_ns = rng.choice(victims), int(10 ** rng.uniform(-1, 0.7) * SECOND)
+            if self.strikes("peer_pauses", victim):
+                self._cluster.note("stood still", victim, duration_ns=duration_ns)
+                victim.pause(duration_ns)
 
     def _strike_stalls(self, rng: random.Random) -> None:
         victims = [node for node in self._victims() if node.connection is not None]

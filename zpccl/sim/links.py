@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class End:
     told_ns: int = 0
     """Time of the last event that is scheduled for this end; events stay in order."""
     timers: list[Timer] = field(default_factory=list)
+    reset_count: int = 0
 
     def reset(self, state: EndState) -> None:
         """Sets the state and cancels what was scheduled for this end."""
@@ -52,6 +54,12 @@ class End:
             timer.cancel()
         self.timers.clear()
         self.state, self.is_dialling = state, False
+        self.reset_count += 1
+
+    def is_as_now(self) -> Callable[[], bool]:
+        """A function that is true until the next reset."""
+        count = self.reset_count
+        return lambda: self.reset_count == count
 
 
 @dataclass(slots=True)
@@ -196,10 +204,10 @@ class Links:
         return is_refused and self._cluster.injector.strikes("refusal_chance", dialler)
 
     def _fail(self, peer_id: bytes, other_id: bytes, reason: str) -> None:
-        node = self._cluster.nodes[peer_id]
-        self._pair(peer_id, other_id).ends[peer_id].reset(EndState.CLOSED)
+        node, end = self._cluster.nodes[peer_id], self._pair(peer_id, other_id).ends[peer_id]
+        end.reset(EndState.CLOSED)
         self._cluster.dataplane.on_break_noticed(peer_id, other_id)
-        node.handle(events.LinkFailed(other_id, reason))
+        node.handle(events.LinkFailed(other_id, reason), end.is_as_now())
 
     def _tell_broken(self, peer_id: bytes, other_id: bytes, *, is_silent: bool) -> None:
         times = (PATH_TIMEOUT_NS // 2, PATH_TIMEOUT_NS + SECOND) if is_silent else (self._cluster.distance_ns(40 * MS),)
@@ -214,7 +222,7 @@ class Links:
             if reason:
                 self._fail(peer_id, other_id, reason)
             else:
-                self._cluster.nodes[peer_id].handle(events.LinkUp(other_id))
+                self._cluster.nodes[peer_id].handle(events.LinkUp(other_id), end.is_as_now())
 
         clock = self._cluster.clock
         end.told_ns = max(end.told_ns, clock.now_ns + delay_ns)

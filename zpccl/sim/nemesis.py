@@ -12,6 +12,8 @@ Or it besieges a master: all members but one are cut off, which the master does 
 its connection. So lists are proposed that nobody receives. A strike is likely when a list is committed that was
 proposed in such a rush, and when a member is refused under a list that is not committed.
 
+While a master finds its members, peers that have just reported leave, die, or lose their connection.
+
 It kills peers when their votes are still on their way and their master knows that others have completed that call and
 made later ones. The master is busy just then, and hears of the death together with what the others do.
 """
@@ -38,6 +40,8 @@ FONDNESS = 5
 """How much more likely still when a master has just begun to lead, the weakest moment of leadership."""
 RUSH_NS = 100 * MS
 """How long after the others were cut off the last member leaves, at most."""
+FLEETING_NS = 4 * SECOND
+"""How long a peer stays after its report to a master that does not lead yet, at most."""
 RETURN_NS = 15 * SECOND
 """How long after a strike the peers that were cut off may be driven back."""
 Moment: TypeAlias = tuple[bool, int, bool]
@@ -95,6 +99,27 @@ class Nemesis:
         how = "crash" if self._cluster.faults.fails_nothing else rng.choice(hows)
         sends = 0 if rng.random() < 0.3 else rng.randint(0, len(sent))
         return sends, lambda: self._strike(master, how, rng, self._left if is_return else None)
+
+    def ambush_reporters(self, master: SimulatedMaster, batch: Sequence[MasterEvent]) -> None:
+        """May strike peers that have just reported to a master that does not lead yet."""
+        cluster = self._cluster
+        if not master.machine.is_recovering:
+            return
+        for event in batch:
+            if not isinstance(event, PeerMessageReceived) or not isinstance(event.message, RunReport):
+                continue
+            node, rng = cluster.node_of(str(event.connection)), random.Random(self._rng.getrandbits(64))
+            if node is None or not node.is_alive or rng.random() >= cluster.faults.fleeting_chance:
+                continue
+            if not cluster.spares(node) and cluster.injector.strikes("fleeting_chance", node):
+                delay_ns = rng.randrange(FLEETING_NS) if rng.random() < 0.5 else rng.randrange(RUSH_NS)
+                go = rng.choice((node.leave, functools.partial(_kill, node), functools.partial(self._cut, node)))
+                cluster.injector.later(delay_ns, go)
+
+    def _cut(self, node: SimulatedPeer) -> None:
+        if node.connection is not None:
+            self._cluster.note("connection broken", node)
+            self._cluster.network.break_connection(node.connection, is_silent=False)
 
     def ambush_peer(self, master: SimulatedMaster) -> None:
         """May kill a peer that is some calls behind others: the more calls, the more likely."""

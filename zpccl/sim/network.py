@@ -24,12 +24,13 @@ from zpccl.protocol.messages import (
     Hello,
     MasterMessage,
     PeerMessage,
+    RunReport,
     decode_peer_message,
     encode,
 )
 from zpccl.protocol.session import SessionEvent
 from zpccl.sim.clock import Timer
-from zpccl.sim.faults import FAR_NS, OUTAGE_SPREAD_NS
+from zpccl.sim.faults import BULK_NS, FAR_NS, OUTAGE_SPREAD_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -260,6 +261,7 @@ class Network:
             return
         data = encode(message)
         copies = self._copies(connection)
+        self._slow_down(connection, message)
 
         def deliver() -> None:
             node = connection.node
@@ -272,6 +274,17 @@ class Network:
                 connection.master.handle(event)
 
         connection.to_master.send(self._delay_ns(connection), deliver)
+
+    def _slow_down(self, connection: Connection, message: PeerMessage) -> None:
+        """A report may be so large that it takes seconds."""
+        node, is_slow = connection.node, self._rng.random() < self._cluster.faults.bulk_chance
+        if not isinstance(message, RunReport) or node is None or not is_slow or self._cluster.spares(node):
+            return
+        duration_ns = self._rng.randrange(BULK_NS)
+        if self._cluster.injector.strikes("bulk_chance", node):
+            self._cluster.note("report takes long", node, is_silent=True, duration_ns=duration_ns)
+            connection.to_master.hold(duration_ns)
+            connection.stalled_until_ns = max(connection.stalled_until_ns, self._cluster.clock.now_ns + duration_ns)
 
     def send_to_peer(self, name: object, message: MasterMessage) -> None:
         """Sends a message of a master; it is lost if the connection is broken or gone."""

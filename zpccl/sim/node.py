@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 RunKey: TypeAlias = tuple[bytes, int]
 """The run, and a number that is unique within it: an epoch or an attempt id."""
+ENGINE_EVENTS = (events.ReduceDone, events.DigestReceived, events.AttemptEnded, events.LinkFailed)
+FROM_THREADS, FROM_ENGINE, FROM_SOCKET = range(3)
+"""Where events of a peer's loop come from, in the order in which it takes them."""
 MASTER_TIMEOUT_NS = 20 * SECOND
 """With several masters: peers of a run that has lost its quorum for good must give up before the simulation ends."""
 
@@ -192,6 +195,7 @@ class SimulatedMaster:
             strike()
             if self.has_died():
                 return
+        cluster.nemesis.ambush_reporters(self, batch)
         cluster.check_deadline(self.name, batch[-1], self.clock.world_ns(self.machine.deadline_ns()))
         self._arm()
         cluster.nemesis.ambush_peer(self)
@@ -255,7 +259,12 @@ class SimulatedPeer:
         self.shared_state = state
         self.connection: Connection | None = None
         self.is_alive = True
+        self._waiting: list[list[Callable[[], None]]] | None = None
+        """What has come for the loop while it stands still: from threads, from the engine, from the socket."""
+        self._still_until_ns = 0
+        self._woken_ns = 0
         self._is_hung = False
+        self._unread: list[Callable[[], None]] = []  # Events of the engine that the loop has yet to take as it goes on.
         self._held: list[Callable[[], None]] = []  # What the threads of a hung program do when it resumes.
         self.calls: dict[int, UserCall] = {}
         self.committed: dict[int, RunKey] = {}  # Calls that were committed, with their attempt.
@@ -300,15 +309,66 @@ class SimulatedPeer:
         """Records a fault of this peer."""
         self._cluster.note(kind, self)
 
+    @property
+    def is_running(self) -> bool:
+        """True from the first connect() to the end of the communicator."""
+        return self.machine.state not in (State.NEW, State.CLOSED)
+
     def start(self) -> None:
         """Starts its program."""
         self._run(live(self, self._cluster.script), self._on_end)
 
     # --- The machines -----------------------------------------------------------------------------------------------
 
-    def handle(self, event: events.PeerEvent) -> None:
-        """Passes an event to the machine and performs the effects. Does nothing in a dead process."""
+    def pause(self, duration_ns: int) -> None:
+        """Makes the loop stand still, as code of the user that holds the GIL does. The engine and sockets go on."""
+        self._still_until_ns = max(self._still_until_ns, self._cluster.clock.now_ns + duration_ns)
+        if self._waiting is None:
+            self._waiting = [[], [], []]
+            self._cluster.clock.at(self._still_until_ns, self._go_on)
+
+    def _go_on(self) -> None:
+        """Takes all that has come, in the order of the real loop."""
+        if not self.is_alive or self._waiting is None:
+            return
+        if self._cluster.clock.now_ns < self._still_until_ns:
+            self._cluster.clock.at(self._still_until_ns, self._go_on)
+            return
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._waiting is None:
+            return
+        (calls, self._unread, messages), self._waiting = self._waiting, None
+        self._woken_ns = self._cluster.clock.now_ns + limits.LATE_TICK_NS
+        for happen in calls:
+            happen()
+        self._take_engine_events()
+        for happen in messages:
+            happen()
+        if self.is_alive:
+            self._rearm()
+
+    def _take_engine_events(self) -> None:
+        unread, self._unread = self._unread, []
+        for happen in unread:
+            happen()
+
+    def _put(self, source: int, happen: Callable[[], None]) -> None:
+        assert self._waiting is not None
+        self._waiting[source].append(happen)
+
+    def handle(self, event: events.PeerEvent, is_current: Callable[[], bool] = lambda: True) -> None:
+        """Passes an event to the machine and performs the effects. Does nothing in a dead process.
+
+        If the loop stands still it takes the event later, if `is_current` then.
+        """
         if not self.is_alive:
+            return
+        if self._waiting is not None:
+            if not isinstance(event, events.Tick):
+                source = FROM_ENGINE if isinstance(event, ENGINE_EVENTS) else FROM_THREADS
+                self._put(source, lambda: self.handle(event) if is_current() else None)
             return
         cluster = self._cluster
         cluster.trace(self.name, "<-", event)
@@ -324,23 +384,34 @@ class SimulatedPeer:
             cluster.checkers.on_peer_effect(self, effect)
             self._perform(effect)
         cluster.checkers.on_peer_step(self)
-        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
-        cluster.check_deadline(self.name, event, deadline_ns)
+        cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
+        self._rearm()
+
+    def _rearm(self) -> None:
+        """Sets the timers of the machine and of its session. A Tick that is late by much waits a moment more."""
+        cluster, deadline_ns = self._cluster, self.clock.world_ns(self.machine.deadline_ns())
+        if deadline_ns is not None:
+            deadline_ns = max(deadline_ns, self._woken_ns)
         self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
+        session_ns, tick = self.clock.world_ns(self.session.deadline_ns()), events.Tick()
+        self._session_timer = cluster.rearm(self._session_timer, session_ns, lambda: self.on_session(tick))
 
     def on_session(self, event: SessionEvent) -> None:
         """Passes an event to the session and performs the effects. Does nothing once the peer machine is closed."""
         if not self.is_alive or self.machine.state is State.CLOSED:
+            return
+        if self._waiting is not None:
+            if not isinstance(event, events.Tick):
+                count = self.socket_count
+                self._put(FROM_SOCKET, lambda: self.on_session(event) if self.socket_count == count else None)
             return
         cluster = self._cluster
         if cluster.coverage is not None:
             cluster.coverage.on_session_event(self.session, event)
         done = self.session.handle(event, self.clock.now_ns())
         self.session.validate()
-        deadline_ns = self.clock.world_ns(self.session.deadline_ns())
-        cluster.check_deadline(f"the session of {self.name}", event, deadline_ns)
-        tick = events.Tick()
-        self._session_timer = cluster.rearm(self._session_timer, deadline_ns, lambda: self.on_session(tick))
+        cluster.check_deadline(f"the session of {self.name}", event, self.clock.world_ns(self.session.deadline_ns()))
+        self._rearm()
         for effect in done:
             if isinstance(effect, effects.OpenSocket):
                 cluster.network.open_socket(self, effect.index)
@@ -497,11 +568,19 @@ class SimulatedPeer:
             # A call that is bound by its digest is withdrawn only once it is planned anew, perhaps for lack of a link.
             self._cluster.note("withdrawn", self, duration_ns=limits.LINK_WAIT_TIMEOUT_NS)
             for call in late:
-                self._cluster.dataplane.withhold_digest(self, call.call_id)
-                self.handle(events.CallWithdrawn(call.call_id, timed_out=True))
+                self._withdraw(call.call_id)
 
         patience_ns = self.rng.randrange(4 * SECOND if isinstance(calls[0].request, Connect) else SECOND)
         self._cluster.clock.after(timeout_ns or patience_ns, happen)
+
+    def _withdraw(self, call_id: int) -> None:
+        if self._waiting is not None:
+            return self._put(FROM_THREADS, lambda: self._withdraw(call_id))
+        if call_id in self.calls:
+            self._take_engine_events()
+            self._cluster.dataplane.withhold_digest(self, call_id)
+            self.handle(events.CallWithdrawn(call_id, timed_out=True))
+        return None
 
     def _entries(self) -> tuple[StateEntry, ...]:
         return tuple(
@@ -528,6 +607,7 @@ class SimulatedPeer:
         """Closes the communicator, whatever it is doing, and ends the process."""
         if not self.is_alive:
             return
+        self._resume()
         self._cluster.note("left", self)
         self.handle(events.CloseCalled())
         self._cluster.checkers.on_closed(self)

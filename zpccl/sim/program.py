@@ -19,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zpccl.errors import CollectiveMismatch, NoSharedState, PCCLError, PeerLost, TooFewPeers
+from zpccl.errors import CollectiveMismatch, NoSharedState, OperationTimeout, PCCLError, PeerLost, TooFewPeers
 from zpccl.limits import MS
 from zpccl.protocol.messages import CollectiveSpec, TopologyKind
 from zpccl.sim.dataplane import Buffer
@@ -200,8 +200,8 @@ class Loop:
     def step(self) -> Program:
         """One outer step."""
         script = self.script
-        if self.node.rng.random() < self.node.faults.muddle_chance and self.node.strikes("muddle_chance"):
-            yield from self._muddle()
+        if self.node.rng.random() < self.node.faults.muddle_chance:
+            yield from self._muddle("muddle_chance")
         if not self.is_new:
             if not script.asks_beside:
                 self.are_pending = bool((yield from self._insist(Topology(TopologyKind.PENDING))))
@@ -226,8 +226,10 @@ class Loop:
                 state.values["momentum"] = self.node.rng.getrandbits(64)
         self.node.shared_state.revision += 1
 
-    def _muddle(self) -> Program:
+    def _muddle(self, kind: str) -> Program:
         """Makes a call that the others do not make. The master must end the calls that now wait for each other."""
+        if not self.node.strikes(kind):
+            return
         self.node.note("muddled")
         if self.node.rng.random() < 0.5:
             yield from self._sync()
@@ -282,6 +284,9 @@ class Loop:
                     sums[tag] = None
                 elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
                     raise Fatal(outcome)
+            is_late = any(isinstance(outcome, OperationTimeout) for outcome in outcomes)
+            if is_late and self.node.rng.random() < self.node.faults.fickle_chance:
+                yield from self._muddle("fickle_chance")
         return [sums[tag] for tag in tags]
 
     def _may_differ(self, outcome: PCCLError) -> bool:
