@@ -30,6 +30,10 @@ CONTROL_QUEUE_MESSAGES_MAX = 10_000
 """Send high-water mark of a control connection."""
 REPORT_PLAIN_BYTES_MAX = 4 * KIB
 """A RunReport with more bytes is compressed: with 64 peers, to a twentieth."""
+REPORT_PARTS_KEPT_MAX = 4
+"""Member lists, and sequences of decisions, of the last reports."""
+REPORT_PART_KEPT_BYTES_MAX = 512 * KIB
+"""Such a part. Decoded it takes up to forty times as many bytes."""
 MESSAGE_PARTS_MAX = 64
 """Control messages sent together, as parts of one ZeroMQ message: waking ZeroMQ's thread costs more than the rest."""
 SEND_HOLD_NS = 5 * MS

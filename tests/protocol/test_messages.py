@@ -273,6 +273,25 @@ def test_large_reports_are_compressed() -> None:
     assert not m.is_compressed(m.encode(large_report(0)))
 
 
+def test_what_members_report_alike_is_decoded_once() -> None:
+    """L3: decoding takes milliseconds in a large group, and a master that takes over waits some seconds for all."""
+    listed = tuple(m.Member(bytes([number]) * 16, 0, f"member {number}") for number in range(64))
+    report = replace(large_report(), members=listed)
+    first = m.decode_peer_message(m.encode(report))
+    other = m.decode_peer_message(m.encode(replace(report, hello=replace(HELLO, connection=7), round=3)))
+    assert isinstance(first, m.RunReport) and isinstance(other, m.RunReport)
+    assert first == report and other.round == 3
+    assert first.members is other.members and first.outcomes is other.outcomes
+
+
+def test_long_parts_of_reports_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a member cannot make the master keep all that fits into a message."""
+    monkeypatch.setattr(limits, "REPORT_PART_KEPT_BYTES_MAX", 100)
+    first, other = (m.decode_peer_message(m.encode(large_report())) for _ in range(2))
+    assert isinstance(first, m.RunReport) and isinstance(other, m.RunReport)
+    assert first.outcomes == other.outcomes and first.outcomes is not other.outcomes
+
+
 def test_steps_without_the_calls_before() -> None:
     """B1: an outcome whose calls are steps needs an outcome before it with as many calls."""
     first, second = large_report(2).outcomes
