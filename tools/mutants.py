@@ -54,6 +54,10 @@ rows-for-the-lost-are-a-mismatch: protocol.kinds.collective:Collectives._evaluat
   L2: who made rows before it heard of a loss gets an error that a program does not take for a loss
   - (rows := max(spec.rows for spec in specs.values())) > len(votes)
   + (rows := 0) > len(votes)
+unknown-kind-ends-the-master: protocol.kinds.collective:_no_plan (unit tests)
+  L1: the master ends when one group calls a kind of collective that nobody knows, over links that allow no ring
+  - name_of(CollectiveKind, spec.kind)
+  + CollectiveKind(spec.kind).name
 too-few-members-suffice: protocol.kinds.collective:Collectives._evaluate (unit tests)
   S2: a collective succeeds among fewer members than its callers need
   - (needed := max(spec.min_world_size for spec in specs.values())) > len(votes)

@@ -433,6 +433,17 @@ def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
     assert list(bench.plans.values())[-1].algorithm == Algorithm.TREES and bench.names() == "abcd"
 
 
+def test_an_unknown_kind_that_links_do_not_allow_is_refused() -> None:
+    """L1: the members of a group may send any kind. The master goes on, for other groups too."""
+    bench = bench_of("a", "b", "c", "d")
+    unlink(bench, "bc", "bd", "cd")
+    for name in "abcd":
+        bench.begin(name, 1, spec(**(RING_ONLY | {"kind": 200})))
+    answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
+    assert {answer.result for answer in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 4
+    assert answers[0].reason.startswith("this 200 needs data connections around a ring")
+
+
 def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
     """L1: otherwise each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
     bench = bench_of("a", "b", "c", "d")

@@ -555,7 +555,7 @@ def _no_plan(spec: CollectiveSpec, broken: list[tuple[Peer, Peer]]) -> str:
     """Why the links allow no plan, though they connect all peers."""
     one, other = broken[0]
     more = f", and those of {len(broken) - 1} other pairs" if len(broken) > 1 else ""
-    what = CollectiveKind(spec.kind).name.lower().replace("_", "-")
+    what = name_of(CollectiveKind, spec.kind).lower().replace("_", "-")
     needs = "around a ring of all peers"
     if spec.kind == CollectiveKind.ALL_REDUCE:
         needs += ", or between one peer and all others"  # Only wide sums come here: for others, any trees would do.
