@@ -876,8 +876,12 @@ frames-of-unknown-attempts-stay: protocol.peer:PeerMachine._on_attempt_ended (un
   + False
 far-attempt-ends-others: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
   L2: a wild attempt id makes the data plane take the frames of all other attempts for late ones
-  - self.state is not State.MEMBER or is_far or self._call_of_attempt(attempt_id) is not None
-  + self.state is not State.MEMBER or self._call_of_attempt(attempt_id) is not None
+  - self.state is State.MEMBER and is_of_member and not is_far
+  + self.state is State.MEMBER and is_of_member
+joiner-ends-attempts: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
+  S6: a joiner ends the next attempts at members before these start, which then drop each other's frames
+  - self.state is State.MEMBER and is_of_member and not is_far
+  + self.state is State.MEMBER and not is_far
 elected-by-those-who-left: protocol.leadership:Candidate.is_over (unit tests)
   S3: a member that was removed reports its old list and leaves, and the master leads by that list beside another one
   - self.chosen is not None and not self._has_quorum(self.chosen)

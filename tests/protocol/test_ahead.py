@@ -39,6 +39,7 @@ from .harness import (
     MasterBench,
     PeerBench,
     member_list,
+    neighbour,
     offer,
     pid,
     pids,
@@ -792,12 +793,22 @@ def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(ahead_by: i
     """L2: frames of it may have come. An attempt that is unknown here ends, too, if its id is not far from others."""
     peer = after_a_commit()
     is_known = ahead_by == 0
-    told = peer.handle(events.AttemptEnded(AHEAD + ahead_by))
+    told = peer.handle(events.AttemptEnded(pid("b"), AHEAD + ahead_by))
     assert told == ([EndReduce(AHEAD + ahead_by, commit=False)] if ahead_by <= 1 else [])
     assert peer.reduce(11) == ([vote(11, 0)] if is_known else [start(11, AHEAD, is_ahead=True), vote(11)])
+
+
+@pytest.mark.parametrize("ahead_by", [0, 1])
+def test_a_joiner_ends_no_attempt(ahead_by: int) -> None:
+    """S6: it has started none. The data plane would drop frames that come before the members start the attempt."""
+    peer = after_a_commit()
+    peer.hear(NeighboursChanged(joined=(neighbour("j"),)))
+    peer.handle(events.LinkUp(pid("j")))
+    assert peer.handle(events.AttemptEnded(pid("j"), AHEAD + ahead_by)) == []
+    assert peer.reduce(11) == [start(11, AHEAD, is_ahead=True), vote(11)]
 
 
 def test_who_runs_an_attempt_that_another_has_ended_waits_for_the_master() -> None:
     peer = after_a_commit()
     peer.reduce(11)
-    assert peer.handle(events.AttemptEnded(AHEAD)) == []
+    assert peer.handle(events.AttemptEnded(pid("b"), AHEAD)) == []

@@ -24,7 +24,7 @@ class TellingPeer(Peer):
             others = start.how.order if start is not None and start.is_ahead else ()
             for other in self.world.peers:
                 if other is not self and other.peer_id in others:
-                    ended = events.AttemptEnded(effect.attempt_id)
+                    ended = events.AttemptEnded(self.peer_id, effect.attempt_id)
                     self.world.after(DATA_NS, partial(other.handle, ended))
         if not isinstance(effect, effects.StartReduce):
             return super()._perform(effect)

@@ -716,7 +716,7 @@ class PeerLoop:
         except struct.error:
             return self._lines.write(logging.WARNING, f"malformed digest from peer {message.peer.hex()}", now_ns)
         if call_id == _ENDED:
-            return self._handle(events.AttemptEnded(attempt_id), now_ns)
+            return self._handle(events.AttemptEnded(message.peer, attempt_id), now_ns)
         return self._handle(events.DigestReceived(message.peer, attempt_id, call_id, digest), now_ns)
 
     def _tell_ended(self, attempt_id: int, order: Iterable[bytes]) -> None:

@@ -202,8 +202,9 @@ class DigestReceived:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """Another participant has ended an attempt that it had started by a plan ahead."""
+    """A neighbour says that it has ended an attempt that it had started by a plan ahead."""
 
+    peer_id: bytes
     attempt_id: int
 
 

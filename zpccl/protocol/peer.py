@@ -329,7 +329,7 @@ class PeerMachine:
         elif isinstance(event, events.DigestReceived):
             self._on_digest(event)
         elif isinstance(event, events.AttemptEnded):
-            self._on_attempt_ended(event.attempt_id)
+            self._on_attempt_ended(event.peer_id, event.attempt_id)
         elif isinstance(event, events.FetchDone):
             self._on_fetch_done(event)
         elif isinstance(event, events.Called):
@@ -1099,14 +1099,17 @@ class PeerMachine:
         self._attempt_max = max(self._attempt_max, max(attempt_ids, default=0))  # The data plane knows it, too.
         self._effects += [EndReduce(attempt_id, commit=False) for attempt_id in attempt_ids]
 
-    def _on_attempt_ended(self, attempt_id: int) -> None:
-        """Another peer has ended an attempt that it had started ahead. If this one has not started it, it never will.
+    def _on_attempt_ended(self, peer_id: bytes, attempt_id: int) -> None:
+        """Another member has ended an attempt that it had started ahead. If this one has not started it, it never will.
 
-        This peer may not know the attempt, if the message that planned it ahead was lost.
+        This peer may not know the attempt, if the message that planned it ahead was lost. A pending peer has started
+        none: it could end attempts that this peer is about to start.
         """
+        is_of_member = any(member.peer_id == peer_id for member in self.group_members())
         # The data plane would take frames of all other attempts for late ones.
         is_far = attempt_id > self._attempt_max + limits.PLAN_AHEAD_AGE_MAX
-        if self.state is not State.MEMBER or is_far or self._call_of_attempt(attempt_id) is not None:
+        is_heard = self.state is State.MEMBER and is_of_member and not is_far
+        if not is_heard or self._call_of_attempt(attempt_id) is not None:
             return
         tags = [tag for tag, ahead in self._ahead.items() if attempt_id in ahead.attempt_ids]
         self._drop_ahead(*tags)
