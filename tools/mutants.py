@@ -878,6 +878,10 @@ far-attempt-ends-others: protocol.peer:PeerMachine._on_attempt_ended (unit tests
   L2: a wild attempt id makes the data plane take the frames of all other attempts for late ones
   - self.state is State.MEMBER and is_of_member and not is_far
   + self.state is State.MEMBER and is_of_member
+wild-attempts-move-the-bound: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
+  L2: the same by several wild ids, each not far from the one before
+  - self._effects.append(EndReduce(attempt_id, commit=False))
+  + self._forget_attempts((attempt_id,))
 joiner-ends-attempts: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
   S6: a joiner ends the next attempts at members before these start, which then drop each other's frames
   - self.state is State.MEMBER and is_of_member and not is_far

@@ -798,6 +798,15 @@ def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(ahead_by: i
     assert peer.reduce(11) == ([vote(11, 0)] if is_known else [start(11, AHEAD, is_ahead=True), vote(11)])
 
 
+def test_wild_attempt_ids_of_a_member_have_a_bound() -> None:
+    """L2: otherwise the data plane would take the frames of all other attempts for late ones, also after it is gone."""
+    peer = after_a_commit()
+    far = FIRST_ATTEMPT + limits.PLAN_AHEAD_AGE_MAX
+    assert peer.handle(events.AttemptEnded(pid("b"), far)) == [EndReduce(far, commit=False)]
+    assert peer.handle(events.AttemptEnded(pid("b"), far + limits.PLAN_AHEAD_AGE_MAX)) == []
+    assert peer.reduce(11) == [start(11, AHEAD, is_ahead=True), vote(11)]
+
+
 @pytest.mark.parametrize("ahead_by", [0, 1])
 def test_a_joiner_ends_no_attempt(ahead_by: int) -> None:
     """S6: it has started none. The data plane would drop frames that come before the members start the attempt."""

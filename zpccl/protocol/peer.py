@@ -254,7 +254,7 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
-        self._attempt_max = 0  # The greatest that it has started or ended.
+        self._attempt_max = 0  # The greatest that it has started or ended by what the master says.
         self._early_bytes = 0  # At most what it has sent to each other peer in attempts ahead that have not ended.
         self._digests = Digests()
         self._given_up: TopologySpec | None = None  # The call that the user gave up, until another call follows it.
@@ -1106,7 +1106,7 @@ class PeerMachine:
         none: it could end attempts that this peer is about to start.
         """
         is_of_member = any(member.peer_id == peer_id for member in self.group_members())
-        # The data plane would take frames of all other attempts for late ones.
+        # The data plane would take frames of all other attempts for late ones. What others say moves no bound.
         is_far = attempt_id > self._attempt_max + limits.PLAN_AHEAD_AGE_MAX
         is_heard = self.state is State.MEMBER and is_of_member and not is_far
         if not is_heard or self._call_of_attempt(attempt_id) is not None:
@@ -1114,7 +1114,7 @@ class PeerMachine:
         tags = [tag for tag, ahead in self._ahead.items() if attempt_id in ahead.attempt_ids]
         self._drop_ahead(*tags)
         if not tags:
-            self._forget_attempts((attempt_id,))
+            self._effects.append(EndReduce(attempt_id, commit=False))
         self._digests.forget(attempt_id)
 
     def _start_ahead(self, call: Call) -> None:
