@@ -238,7 +238,7 @@ class DataPlane:
 
     def _tell_ended(self, sender_id: bytes, peer_id: bytes, attempt_id: int) -> None:
         if self._cluster.links.are_linked(sender_id, peer_id):
-            self._cluster.nodes[peer_id].handle(events.AttemptEnded(attempt_id))
+            self._cluster.nodes[peer_id].handle(events.AttemptEnded(sender_id, attempt_id))
 
     def stale_frames(self) -> list[str]:
         """The attempts whose frames peers keep in vain: their senders have ended them, and links stand."""
