@@ -28,3 +28,12 @@ def test_usual_lines_leave_room_for_warnings(caplog: pytest.LogCaptureFixture, m
     caplog.clear()
     log.write(logging.INFO, "INFO", limits.REFUSALS_LOGGED_INTERVAL_NS)
     assert [record.getMessage() for record in caplog.records] == ["50 more lines before this one were left out", "INFO"]
+
+
+def test_nobody_forges_a_line_or_controls_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    """S7: the description of a malformed message has parts of the message, and reasons come from members."""
+    log = BoundedLog(logging.getLogger("zpccl.master"), "LOG_LINES_MAX")
+    log.write(logging.WARNING, "Invalid value '\nERROR \x1b[2J\x9b\u2028\ud800 Grüße'", 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        r"Invalid value '\nERROR \x1b[2J\x9b\u2028\ud800 Grüße'"
+    ]

@@ -35,6 +35,9 @@ def log_as_environment_says() -> None:
 class BoundedLog:
     """A rate-limited log, because strangers and members may cause floods of lines. For one thread, or under a lock.
 
+    They choose parts of the text, too, so line ends and control characters are escaped: each call makes one line, and
+    nothing in it controls a terminal.
+
     Args:
         logger: receives the lines.
         lines_max: name in `limits` of the number of lines per REFUSALS_LOGGED_INTERVAL. Lines below a warning get at
@@ -58,7 +61,7 @@ class BoundedLog:
             self._begin_ns, self._written, self._suppressed = now_ns, 0, 0
         if self._written < (lines_max if level >= logging.WARNING else lines_max // 2):
             self._written += 1
-            self._logger.log(level, "%s", text)
+            self._logger.log(level, "%s", _printable(text))
         else:
             self._suppressed += 1
 
@@ -75,3 +78,10 @@ class RefusalLog(BoundedLog):
         """Counts and logs one refusal."""
         self.refused_count += 1
         self.write(logging.WARNING, f"refused {text}", now_ns)
+
+
+def _printable(text: str) -> str:
+    """The text, with escapes for the characters that are not printable."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
