@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from brokers import RUN, Broker, shake_hands
+from brokers import RUN, Broker, say_hello, shake_hands
 from e2e.harness import HANG_SECONDS, until
 from e2e.strangers import is_dropped, raw, read
 
@@ -224,6 +224,25 @@ def test_silent_connections_do_not_keep_a_neighbour_out(pair: tuple[Broker, Brok
         assert one.failures.empty()
         for connection in silent:
             assert is_dropped(connection)
+
+
+def test_a_neighbour_does_not_keep_another_out(pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """B2: it proves who it is on as many connections as there may be, and says nothing more. The latest ones stay."""
+    monkeypatch.setattr(limits, "HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(limits, "LINK_CONNECTIONS_MAX", 4)
+    one, other = pair
+    hostile = LinkHello(RUN, b"h" * 16, other.peer_id, b"n" * 16, 0, 1)
+    other.meet(one)
+    other.broker.open(Neighbour(hostile.sender, "hostile", (), False))
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(raw(other.address)) for _ in range(limits.HANDSHAKES_MAX)]
+        transcripts = [say_hello(connection, hostile) for connection in silent]
+        with raw(other.address) as connection:
+            shake_hands(connection, LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, 0, 1))
+            assert other.link().peer_id == one.peer_id
+        assert all(is_dropped(connection) for connection in silent[: -limits.LINK_CONNECTIONS_MAX])
+        silent[-1].sendall(transcripts[-1].encode(Signal.COMMIT))
+        assert other.link().peer_id == hostile.sender
 
 
 SILENT_NAME_SERVER = """

@@ -23,9 +23,10 @@ number on with each, so that it and its user know which link they mean.
 
 An incoming connection must complete its handshake within LINK_SETUP_TIMEOUT and send its first message within
 HELLO_TIMEOUT; at most HANDSHAKES_MAX are unfinished. At this limit, or at HANDSHAKES_OF_ADDRESS_MAX of one address, a
-new one takes the place of a random one that has not yet proved to come from a neighbour. So nobody can keep the port
-shut: a neighbour's connection proves it a moment after it is accepted. A connection that comes before this peer has
-heard of its sender waits for that, within its time.
+new one takes the place of a random one that has not yet proved to come from a neighbour. So no stranger can keep the
+port shut: a neighbour's connection proves it a moment after it is accepted. Nor can a neighbour: of those that proved
+to come from it, only the latest LINK_CONNECTIONS_MAX stay, enough for one link. A connection that comes before this
+peer has heard of its sender waits for that, within its time.
 """
 
 from __future__ import annotations
@@ -388,10 +389,13 @@ class LinkBroker:
         self._refusals.add(text, time.monotonic_ns())
         if not of_host:
             return False
-        victim = random.choice(of_host)
-        del self._handshakes[victim]
-        victim.cancel()
+        self._end_early(random.choice(of_host))
         return True
+
+    def _end_early(self, task: asyncio.Task[None]) -> None:
+        """Ends a handshake that others need the room of."""
+        del self._handshakes[task]
+        task.cancel()
 
     def _accept_again(self, listener: socket.socket) -> None:
         if not self._stop.is_set():
@@ -429,6 +433,9 @@ class LinkBroker:
             raise HandshakeError("its sender is no longer a neighbour")
         check_hello(data, link_key)
         handshake.host, handshake.sender = "", hello.sender
+        of_sender = [task for task, each in self._handshakes.items() if each.sender == hello.sender]
+        if len(of_sender) > limits.LINK_CONNECTIONS_MAX:
+            self._end_early(of_sender[0])
         self._dialler.choose_congestion_control(connection)
         cipher = best_of(self._ciphers, hello.ciphers)
         if cipher is None:
