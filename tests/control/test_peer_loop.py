@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
+import os
 import resource
 import socket
 import threading
@@ -23,7 +25,7 @@ from zpccl import arguments, limits
 from zpccl.control import peer_loop
 from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
-from zpccl.control.links import NewConnection
+from zpccl.control.links import NewConnection, NewLink
 from zpccl.control.peer_loop import PeerLoop, _Link
 from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
 from zpccl.errors import Kicked, PeerLost
@@ -489,12 +491,31 @@ def test_a_connection_more_without_descriptors_is_given_up(
         patch.setattr(resource, "getrlimit", lambda _: (128, 128))
         patch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
         patch.setattr(loop.engine, "link_state", lambda peer: state)
-        loop._add_connection(NewConnection(peer, 1, 70, 1, ours, None, b""))
+        loop._add_connection(NewConnection(peer, 1, 70, 1, ours, None, b""), NOW_NS)
         loop._on_engine_event(ConnectionLost(peer, 1, 80, 1, -errno.ECONNRESET), NOW_NS)
     del loop._links[peer]
     assert ours.fileno() < 0
     assert redialled == [80]
     assert not caplog.records
+
+
+def test_a_neighbour_that_connects_all_the_time_does_not_fill_the_log(
+    loop: PeerLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It sets its link up again and again, or adds connections to it in place of those that it has ended."""
+    monkeypatch.setattr(limits, "LOG_LINES_MAX", 8)
+    monkeypatch.setattr(loop._machine, "wants_link", lambda peer: True)
+    monkeypatch.setattr(loop._machine, "neighbour_name", lambda peer: "far")
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: None)
+    monkeypatch.setattr(loop.engine, "add_connection", lambda *arguments: os.close(arguments[4]))
+    with caplog.at_level(logging.INFO), contextlib.ExitStack() as theirs:
+        for number in range(10):
+            (ours, their), (more, other) = socket.socketpair(), socket.socketpair()
+            theirs.enter_context(their)
+            loop._take(NewLink(LOSSY.peer_id, number, [ours], None), number)
+            loop._take(NewConnection(LOSSY.peer_id, number, 0, 1, more, None, b""), number)
+            other.close()
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 4
 
 
 def test_a_link_has_more_connections_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zpccl import limits
 from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
@@ -317,4 +318,18 @@ def test_malformed_messages_are_logged_once_a_sender(net: Net, caplog: pytest.Lo
     for peer in (A, B, A, B, A):
         offers.on_message(peer, Message(b"junk"))
     assert sum("malformed" in record.message for record in caplog.records) == 2
+    offers.close()
+
+
+def test_malformed_messages_of_a_peer_that_comes_back_all_the_time_have_a_bound(
+    net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: it sends one on each of its links."""
+    monkeypatch.setattr(limits, "LOG_LINES_MAX", 8)
+    offers = Offers(net, 6)
+    for _ in range(20):
+        offers.on_link_up(A)
+        offers.on_message(A, Message(b"junk"))
+        offers.lose_link(A)
+    assert len(caplog.records) == 8
     offers.close()

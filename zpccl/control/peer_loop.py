@@ -473,7 +473,7 @@ class PeerLoop:
         elif isinstance(item, NewLink):
             self._open_link(item, now_ns)
         elif isinstance(item, NewConnection):
-            self._add_connection(item)
+            self._add_connection(item, now_ns)
         elif isinstance(item, events.MechanismTold):
             self._on_session(item, now_ns)
         else:
@@ -772,11 +772,11 @@ class PeerLoop:
         for connection in sockets:
             connection.detach()
         self._links[peer_id] = _Link(link_id, link.number, ends)
-        logger.info("link to %s: %s", self._machine.neighbour_name(peer_id), ends)
+        self._lines.write(logging.INFO, f"link to {self._machine.neighbour_name(peer_id)}: {ends}", now_ns)
         self.offers.on_link_up(peer_id)
         self._handle(events.LinkUp(peer_id), now_ns)
 
-    def _add_connection(self, new: NewConnection) -> None:
+    def _add_connection(self, new: NewConnection, now_ns: int) -> None:
         """Takes a connection from the broker: it replaces a lost one, or the link gets one more."""
         link = self._links.get(new.peer_id)
         try:
@@ -796,7 +796,7 @@ class PeerLoop:
             return
         new.connection.detach()
         level = logging.DEBUG if is_one_more else logging.INFO
-        logger.log(level, "connection %d to peer %s is open", new.index, new.peer_id.hex())
+        self._lines.write(level, f"connection {new.index} to peer {new.peer_id.hex()} is open", now_ns)
 
     def _choose_senders(self, paths: Iterable[PathSample]) -> None:
         """Sets how many connections of each link are used, from what its path has carried."""

@@ -616,6 +616,7 @@ class Offers:
         self._waiting: dict[bytes, None] | None = None  # Peers that asked while an offer is being made.
         self._is_closed = False
         self._malformed: set[bytes] = set()  # Peers whose malformed messages are in the log.
+        self._lines = BoundedLog(logger, "LOG_LINES_MAX")  # For the loop's thread; a peer may come back all the time.
         self._pool = CopyPool()
 
     # --- For users' threads -----------------------------------------------------------------------------------------
@@ -715,7 +716,8 @@ class Offers:
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
             if peer not in self._malformed:
                 self._malformed.add(peer)
-                logger.warning("malformed message about offers from peer %s", peer.hex())
+                text = f"malformed message about offers from peer {peer.hex()}"
+                self._lines.write(logging.WARNING, text, time.monotonic_ns())
             return None
         except OSError:
             return None  # The engine is closed.
