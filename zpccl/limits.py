@@ -97,6 +97,9 @@ PEER_GROUP_MAX = 2**32 - 1
 REVISION_MAX = 2**63 - 1
 POLL_EVENTS_MAX = 256
 """Messages that a loop takes from one socket before it serves the others."""
+ENGINE_MESSAGES_TAKEN_MAX = 64
+"""Digests and messages about offers that a peer takes in one turn, which takes 1 ms. A hostile peer may send millions.
+"""
 PARTS_TAKEN_MAX = 4096
 """Message parts that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
 DRAIN_TURNS_MAX = 16

@@ -27,7 +27,17 @@ from zpccl.control.calls import PendingCall
 from zpccl.control.link_ends import LinkEnds
 from zpccl.control.links import NewConnection, NewLink
 from zpccl.control.peer_loop import PeerLoop, _Link
-from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkStats, ReduceDone, ReducePlan
+from zpccl.engine.engine import (
+    DIGEST_CHANNEL,
+    Body,
+    ConnectionLost,
+    Engine,
+    EngineEvent,
+    LinkStats,
+    MessageReceived,
+    ReduceDone,
+    ReducePlan,
+)
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
@@ -285,6 +295,53 @@ def test_before_a_message_of_the_master_the_machine_hears_what_was_told(
         loop._run_once({loop._socket}, NOW_NS)
         loop.engine = was
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.MasterMessageReceived(Kick(0, "enough"))]
+
+
+FLOODED_COUNT = 3 * limits.ENGINE_MESSAGES_TAKEN_MAX
+
+
+class Flooded(Engine):
+    """An engine with messages without end, and before them the results of many attempts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[EngineEvent] = [ReduceDone(number, 0, 7, 0, 0, None) for number in range(FLOODED_COUNT)]
+        self.messages_taken = 0
+
+    def poll(self, events_max: int = 64, channel_id: int | None = None) -> list[EngineEvent]:
+        taken, self.waits = self.waits[:events_max], self.waits[events_max:]
+        messages = [MessageReceived(SLOW.peer_id, DIGEST_CHANNEL, Digest()) for _ in range(events_max - len(taken))]
+        self.messages_taken += len(messages)
+        return [*taken, *messages]
+
+
+class Digest(Body):
+    """A digest of another peer."""
+
+    def __init__(self) -> None:
+        pass
+
+    def read(self) -> bytes:
+        return bytes(24)
+
+
+def test_who_sends_messages_all_the_time_does_not_hold_up_the_master_s(
+    loop: PeerLoop, router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S6: a pending peer has links, too. All results are heard nevertheless."""
+    run_until(loop, is_up(loop))
+    heard: list[events.PeerEvent] = []
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
+    engine, was = Flooded(), loop.engine
+    with engine:
+        loop.engine = engine
+        router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
+        assert loop._socket.poll(WAIT_MS)
+        loop._run_once({loop._socket, engine.fileno()}, NOW_NS)
+        loop.engine = was
+    place = heard.index(events.MasterMessageReceived(Kick(0, "enough")))
+    assert sum(isinstance(event, events.ReduceDone) for event in heard[:place]) == FLOODED_COUNT
+    assert engine.messages_taken <= 1 + limits.ENGINE_MESSAGES_TAKEN_MAX
 
 
 def test_after_a_stop_the_machine_hears_what_came_before_it_hears_that_time_has_run_out(

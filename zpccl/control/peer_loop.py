@@ -433,7 +433,7 @@ class PeerLoop:
         if self._socket in ready:
             self._take_messages(now_ns, limits.POLL_EVENTS_MAX)
         if self.engine.fileno() in ready:
-            self._take_engine_events(now_ns)
+            self._take_engine_events(now_ns, limits.ENGINE_MESSAGES_TAKEN_MAX)
         if is_due:
             self._on_session(events.Tick(), now_ns)
             if now_ns >= self._woken_ns:
@@ -706,9 +706,17 @@ class PeerLoop:
             while self.engine.withhold_digest(attempt_id):
                 self._take_engine_events(now_ns)
 
-    def _take_engine_events(self, now_ns: int) -> None:
-        for event in self.engine.poll(limits.CONTROL_QUEUE_MESSAGES_MAX):
-            self._on_engine_event(event, now_ns)
+    def _take_engine_events(self, now_ns: int, messages_max: int = 1) -> None:
+        """Takes all events of collectives and links, and then, since they come last, at most `messages_max` messages.
+
+        With more messages in a turn, a peer that sends them all the time would hold up calls that it is no part of.
+        """
+        is_done = False
+        while not is_done:
+            taken = self.engine.poll(messages_max)
+            is_done = len(taken) < messages_max or isinstance(taken[-1], MessageReceived)
+            for event in taken:
+                self._on_engine_event(event, now_ns)
 
     def _on_digest(self, message: MessageReceived, now_ns: int) -> None:
         try:
