@@ -456,7 +456,8 @@ one connection."""
 DIAL_HEAD_START_NS = 500 * MS
 """Head start of the end of a link that dials first over the other end."""
 HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_FAR_DEFAULT
-"""Incoming data connections in their handshake: enough for eight links of the largest kind at the same time."""
+"""Incoming data connections in their handshake: enough for eight links of the largest kind at the same time. Those that
+have not yet proved to come from a neighbour also take at most a quarter of the file descriptors."""
 HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2
 """Of those, the connections from one address that are not known to come from a neighbour."""
 HELLO_TIMEOUT_NS = 2 * SECOND

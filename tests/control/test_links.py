@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -224,6 +225,22 @@ def test_silent_connections_do_not_keep_a_neighbour_out(pair: tuple[Broker, Brok
         assert one.failures.empty()
         for connection in silent:
             assert is_dropped(connection)
+
+
+def test_strangers_leave_descriptors_to_the_program(
+    pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: they come from more addresses than one, and the program of this peer has files to open."""
+    one, other = pair
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(raw(other.address)) for _ in range(30)]
+        other.meet(one)
+        one.meet(other, dial=True)
+        talk(one.link().sockets, other.link().sockets)
+        silent_count = sum(handshake.host != "" for handshake in list(other.broker._handshakes.values()))
+        assert silent_count <= 10
+        assert all(is_dropped(connection) for connection in silent)
 
 
 def test_a_neighbour_does_not_keep_another_out(pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch) -> None:

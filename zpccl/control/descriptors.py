@@ -1,11 +1,21 @@
-"""Checks that this process may open enough descriptors: libzmq ends a process that lacks one for its threads."""
+"""How many descriptors this process may open, and a check that they are enough: libzmq ends a process that lacks one
+for its threads.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import sys
 
 from zpccl import limits
 from zpccl.errors import InternalError
+
+
+def share_of_descriptors(parts: int) -> int:
+    """One of `parts` equal parts of the descriptors that this process may open now."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else most // parts
 
 
 def check_descriptors() -> None:

@@ -36,7 +36,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -44,6 +43,7 @@ from dataclasses import dataclass
 
 from zpccl import limits
 from zpccl.control.addresses import other_end
+from zpccl.control.descriptors import share_of_descriptors
 from zpccl.control.forks import closed_in_children
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.membership import Standing
@@ -141,9 +141,7 @@ class Inflow:
         self.is_holding_back = False
         """The kernel makes no connections to the port."""
         self._due_ns = 0
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        half = limits.STRANGERS_MAX if descriptors == resource.RLIM_INFINITY else descriptors // 2
-        self._strangers_max = min(limits.STRANGERS_MAX, half)
+        self._strangers_max = min(limits.STRANGERS_MAX, share_of_descriptors(2))
 
     def deadline_ns(self) -> int | None:
         """Time of the next `look`; None while there are no connections and the port is not held back."""

@@ -22,11 +22,12 @@ lost. The new connection goes to `on_connection`, at the acceptor first. The bro
 number on with each, so that it and its user know which link they mean.
 
 An incoming connection must complete its handshake within LINK_SETUP_TIMEOUT and send its first message within
-HELLO_TIMEOUT; at most HANDSHAKES_MAX are unfinished. At this limit, or at HANDSHAKES_OF_ADDRESS_MAX of one address, a
-new one takes the place of a random one that has not yet proved to come from a neighbour. So no stranger can keep the
-port shut: a neighbour's connection proves it a moment after it is accepted. Nor can a neighbour: of those that proved
-to come from it, only the latest LINK_CONNECTIONS_MAX stay, enough for one link. A connection that comes before this
-peer has heard of its sender waits for that, within its time.
+HELLO_TIMEOUT; at most HANDSHAKES_MAX are unfinished. At this limit, or if those that have not yet proved to come from a
+neighbour are HANDSHAKES_OF_ADDRESS_MAX of one address or take a quarter of the descriptors of this process, a new one
+takes the place of a random one of these. So no stranger can keep the port shut: a neighbour's connection proves it a
+moment after it is accepted. Nor can a neighbour: of those that proved to come from it, only the latest
+LINK_CONNECTIONS_MAX stay, enough for one link. A connection that comes before this peer has heard of its sender waits
+for that, within its time.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from typing import Any, TypeVar
 
 from zpccl import limits
 from zpccl.control.addresses import let_pass_descriptors, other_end, parse_address, plain_host, reachable_at
+from zpccl.control.descriptors import share_of_descriptors
 from zpccl.control.dialling import Dialler, Results, Secrets, close_all, receive, text_of
 from zpccl.control.forks import closed_in_children
 from zpccl.control.greeting import mechanism_of
@@ -380,16 +382,17 @@ class LinkBroker:
 
     def _make_room(self, host: str) -> bool:
         """Ends a handshake if a new one from this host would be one too many. False: none may be ended."""
-        of_host = [task for task, handshake in self._handshakes.items() if handshake.host == host]
-        if len(of_host) < limits.HANDSHAKES_OF_ADDRESS_MAX:
-            if len(self._handshakes) < limits.HANDSHAKES_MAX:
+        unproved = [task for task, handshake in self._handshakes.items() if handshake.host]
+        candidates = [task for task in unproved if self._handshakes[task].host == host]
+        if len(candidates) < limits.HANDSHAKES_OF_ADDRESS_MAX:
+            if len(self._handshakes) < limits.HANDSHAKES_MAX and len(unproved) < share_of_descriptors(4):
                 return True
-            of_host = [task for task, handshake in self._handshakes.items() if handshake.host]
+            candidates = unproved
         text = f"a data connection from {host}: too many other handshakes are unfinished"
         self._refusals.add(text, time.monotonic_ns())
-        if not of_host:
+        if not candidates:
             return False
-        self._end_early(random.choice(of_host))
+        self._end_early(random.choice(candidates))
         return True
 
     def _end_early(self, task: asyncio.Task[None]) -> None:

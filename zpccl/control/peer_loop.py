@@ -25,7 +25,6 @@ import io
 import logging
 import operator
 import os
-import resource
 import socket
 import struct
 import sys
@@ -45,6 +44,7 @@ from zpccl import limits
 from zpccl.control.addresses import is_name
 from zpccl.control.calls import Answer, PendingCall
 from zpccl.control.connection_count import places_for, senders_for
+from zpccl.control.descriptors import share_of_descriptors
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import LinkEnds, ends_of
@@ -827,8 +827,7 @@ class PeerLoop:
     def _may_open(self, count: int) -> bool:
         """Whether the links may have `count` more connections: half of the descriptors are kept for other uses."""
         open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._links)
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return most == resource.RLIM_INFINITY or open_count + count <= most // 2
+        return open_count + count <= share_of_descriptors(2)
 
     def _close_link(self, peer_id: bytes) -> None:
         self._rates.queued_us.pop(peer_id, None)
