@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from zpccl import limits
-from zpccl.cli.output import NonBlockingHandler
 
 COMMANDS = pytest.mark.parametrize(
     "arguments", [["doctor", "--master", "127.0.0.1:1"], ["keygen"]], ids=["doctor", "keygen"]
@@ -45,34 +41,3 @@ def test_the_version(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=False)
     expected = f"zpccl {importlib.metadata.version('zpccl')}, protocol version {limits.PROTOCOL_VERSION}\n"
     assert (done.returncode, done.stdout) == (0, expected)
-
-
-def test_a_log_that_nobody_reads() -> None:
-    """Lines are left out while there is no room, and counted once there is."""
-    reader, writer = os.pipe()
-    with open(reader, "rb", buffering=0) as lines, open(writer, "wb", buffering=0) as log:
-        handler = NonBlockingHandler(writer)
-
-        def emit(text: str) -> None:
-            handler.emit(logging.LogRecord("zpccl", logging.INFO, "", 0, text, (), None))
-
-        count = 0
-        while select.select([], [log], [], 0)[1]:
-            emit("x" * 999)
-            count += 1
-        for _ in range(3):
-            emit("left out")
-        read = b""
-        while read.count(b"\n") < count:
-            read += lines.read(1 << 20)
-        assert read == (b"x" * 999 + b"\n") * count
-        emit("read")
-        emit("again")
-        assert lines.read(1 << 20) == b"3 lines were left out here: nobody read them\nread\nagain\n"
-
-
-def test_a_log_whose_reader_has_ended() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "wb", buffering=0):
-        NonBlockingHandler(writer).emit(logging.LogRecord("zpccl", logging.INFO, "", 0, "text", (), None))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import resource
 import signal
 import sys
 
 from zpccl import limits
-from zpccl.cli.output import NonBlockingHandler, add_version, discard
+from zpccl.cli.output import add_version, discard
 from zpccl.control.addresses import is_loopback, parse_address
 from zpccl.control.keys import master_keys
 from zpccl.control.master_loop import MasterLoop, logger
@@ -105,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--straggler-timeout must be between {straggler_min} and {straggler_max} seconds")
     if options.log_level not in LEVELS:  # argparse does not check defaults.
         parser.error(f"ZPCCL_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {options.log_level!r}")
-    log_to_stderr(options.log_level, _log_handler())
+    log_to_stderr(options.log_level)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # One per connection, strangers included.
     metrics = None
@@ -158,13 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
             metrics.close()
     logger.info("stopped")
     return 0
-
-
-def _log_handler() -> logging.Handler | None:
-    try:
-        return NonBlockingHandler(sys.stderr.fileno())
-    except (AttributeError, OSError):  # There is none, or it is not a file.
-        return None
 
 
 def _say(text: str) -> None:

@@ -1,9 +1,12 @@
-"""Logging: the logger "zpccl" of `logging`, a handler for programs without one, and rate-limited logs."""
+"""Logging: the logger "zpccl" of `logging`, a log on standard error that never waits, and rate-limited logs."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
+import sys
 import warnings
 
 from zpccl import limits
@@ -11,9 +14,13 @@ from zpccl import limits
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def log_to_stderr(level: str, handler: logging.Handler | None = None) -> None:
-    """Logs messages of all zpccl loggers at `level` or above to standard error, or with another handler."""
-    handler = logging.StreamHandler() if handler is None else handler
+def log_to_stderr(level: str) -> None:
+    """Logs messages of all zpccl loggers at `level` or above to standard error, without waiting for its reader."""
+    handler: logging.Handler = logging.StreamHandler()
+    is_replaced = sys.stderr is not sys.__stderr__  # By the program, as in a notebook.
+    if not is_replaced:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # There is none, or it is closed.
+            handler = NonBlockingHandler(sys.stderr.fileno())
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("zpccl")
     logger.handlers = [handler]
@@ -30,6 +37,40 @@ def log_as_environment_says() -> None:
     elif level:
         text = f"ZPCCL_LOG_LEVEL is {level!r}, not one of {', '.join(LEVELS)}; zpccl logs nothing by itself"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class NonBlockingHandler(logging.Handler):
+    """Writes log lines to a descriptor, and leaves lines out while it takes none: a pipe that nobody reads, a terminal
+    after Ctrl-S. Otherwise the thread that logs would stand still until somebody reads.
+
+    Args:
+        descriptor: open for writing, and not closed before the handler.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line, and before it how many were left out."""
+        try:
+            line = f"{self.format(record)}\n"
+            if self._left_out and not self._write(f"{self._left_out} lines were left out here: nobody read them\n"):
+                self._left_out += 1
+                return
+            self._left_out = 0 if self._write(line) else 1
+        except Exception:  # noqa: BLE001 - as all handlers do
+            self.handleError(record)
+
+    def _write(self, line: str) -> bool:
+        data = line.encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):  # The other end is closed.
+            while data and self._room.poll(0):
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]  # A ready pipe has room for so much.
+        return not data
 
 
 class BoundedLog:
