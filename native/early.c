@@ -242,10 +242,12 @@ static zp__message_in *early_admit(zp_engine *engine, uint64_t id, zp__receive *
 			early->link->moved_bytes += early->bytes;
 			return early;
 		}
-		if (verdict == ZP__DROP)
+		if (verdict == ZP__PARK) /* It came too early, but its sender may have passed it on in good faith (ring.c). */
+			zp__attempt_fail(zp__attempt_find(engine, id), -EPROTO, NULL);
+		if (verdict == ZP__VIOLATION)
+			zp__link_lose(early->link, -EPROTO, true); /* That forgets the frame. */
+		else
 			early_forget(engine, early);
-		else /* An honest peer sends no early frame that would have to wait. */
-			zp__link_lose(early->link, -EPROTO, true);
 	}
 	return NULL;
 }

@@ -88,6 +88,8 @@ typedef struct {
 	zp__connection *final_ack_of; /* the frame is the FINAL_ACK of this connection; NULL: it is not a FINAL_ACK */
 	uint8_t *aside; /* copy of the body of a frame whose attempt has ended; body points into it */
 	bool active;
+	bool sending; /* its thread prepares or sends a part of it now. Under the lock */
+	bool awaited; /* a frame is parked until that is over. Under the lock */
 } zp__transmit;
 
 struct zp__connection {

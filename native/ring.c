@@ -33,8 +33,10 @@
  * the tensor.
  *
  * The second frame (all-gather) of a slot overwrites the first one (reduce-scatter) only after the first was sent,
- * since the data travels around the ring in between. A frame that comes earlier waits; only a faulty peer or a
- * scheduling race of some microseconds causes that. So receiving never waits for sending, and the ring cannot deadlock.
+ * since the data travels around the ring in between. If a thread has just sent the first frame and not recorded that
+ * yet, the second waits some microseconds for that thread. If it comes still earlier, a faulty peer made it without our
+ * share. That need not be the one before us, which passes on what it gets. So the attempt fails, the link stays, and
+ * nobody is named. Receiving never waits for a peer that does not take what we send, and the ring cannot deadlock.
  *
  * The functions marked "pinned" work on the memory of slots without the lock: one thread at a time owns a slot, from
  * admission to zp__link_offer() and from frame_take() to ring_sent(). */
@@ -97,7 +99,21 @@ static void ring_start(zp__attempt *attempt)
 	}
 }
 
-static enum zp__verdict slot_admit(const zp__attempt *attempt, zp__slot *slot, const zp__frame *frame)
+/* Lock held. True if a connection is sending the frame of the slot at this moment; the frame that has come waits for
+ * that. */
+static bool is_being_sent(const zp__attempt *attempt, const zp__slot *slot)
+{
+	for (uint32_t i = 0; i < attempt->next->connection_count; i++) {
+		zp__transmit *tx = &attempt->next->connections[i].tx;
+		if (!tx->sending || tx->slot != slot)
+			continue;
+		tx->awaited = true;
+		return true;
+	}
+	return false;
+}
+
+static enum zp__verdict slot_admit(zp__attempt *attempt, zp__slot *slot, const zp__frame *frame)
 {
 	const zp__layout *l = &attempt->layout;
 	if (frame->kind == ZP__REDUCE_SCATTER) {
@@ -109,10 +125,12 @@ static enum zp__verdict slot_admit(const zp__attempt *attempt, zp__slot *slot, c
 	}
 	if (!l->gathers || owns(attempt, frame->chunk) || slot->flags & ZP__SLOT_LANDING)
 		return ZP__VIOLATION;
-	if (!(slot->flags & ZP__SLOT_REDUCED))
-		return ZP__VIOLATION;
-	if (!(slot->flags & ZP__SLOT_SENT))
+	if (!(slot->flags & ZP__SLOT_SENT) && is_being_sent(attempt, slot))
 		return ZP__PARK;
+	if (!(slot->flags & ZP__SLOT_REDUCED) || !(slot->flags & ZP__SLOT_SENT)) {
+		zp__attempt_fail(attempt, -EPROTO, NULL);
+		return ZP__DROP;
+	}
 	zp__list_remove(&slot->node); /* This result contains our share, so the frame that we sent has arrived. */
 	slot->flags |= ZP__SLOT_LANDING;
 	return ZP__ADMIT;

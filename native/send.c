@@ -109,6 +109,7 @@ int zp__send_turn(zp__connection *c)
 	zp__attempt *attempt = tx->attempt;
 	if (attempt)
 		attempt->pins++;
+	tx->sending = true;
 	pthread_mutex_unlock(&engine->mutex);
 
 	if (!tx->body) {
@@ -120,7 +121,11 @@ int zp__send_turn(zp__connection *c)
 	ssize_t n = frame_send(c);
 
 	pthread_mutex_lock(&engine->mutex);
+	bool awaited = tx->awaited;
+	tx->sending = tx->awaited = false;
 	bool complete = n >= 0 && frame_account(c, (uint64_t)n);
+	if (awaited)
+		zp__unpark_all(engine);
 	if (attempt)
 		zp__attempt_unpin(engine, attempt);
 	pthread_mutex_unlock(&engine->mutex);

@@ -488,18 +488,23 @@ def test_hostile_bytes_close_the_link_and_write_nothing_out_of_place(peer: HandM
         peer.engine.link_state(peer_id(1))
 
 
-@pytest.mark.parametrize(
-    ("sender", "kind"),
-    [(2, ALL_GATHER), (1, REDUCE_SCATTER)],
-    ids=["a result before its share", "from the wrong side"],
-)
-def test_frames_that_no_ring_of_three_sends_are_a_violation(three: Three, sender: int, kind: int) -> None:
-    """Rank 0 must have forwarded chunk 2 before its result can arrive. Frames come from the previous peer only."""
+def test_a_frame_from_the_wrong_side_of_a_ring_is_a_violation(three: Three) -> None:
+    """Frames come from the previous peer only."""
     data, output = np.ones((2, 300), np.float32)
     three.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
-    three.ends[sender].sendall(Frame(kind, 1, 2, 0, bytes(400)).encode())
+    three.ends[1].sendall(Frame(REDUCE_SCATTER, 1, 2, 0, bytes(400)).encode())
     done, lost = wait_failure(three.engine)
-    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(sender), peer_id(sender))
+    assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
+
+
+def test_a_result_before_its_share_fails_the_attempt_only(three: Three) -> None:
+    """B2. Rank 0 must have forwarded chunk 2 before its result can arrive. The peer that passes it on may be honest."""
+    data, output = np.ones((2, 300), np.float32)
+    three.engine.start_reduce(make_plan(Case(), 1, 0, 3, data, output))
+    three.ends[2].sendall(Frame(ALL_GATHER, 1, 2, 0, bytes(400)).encode())
+    (done,) = wait_events(three.engine, 1)
+    assert isinstance(done, ReduceDone) and (done.status, done.fault) == (-errno.EPROTO, None)
+    assert three.engine.link_state(peer_id(2)).open_count == 1
 
 
 def test_the_last_lost_connection_loses_the_link() -> None:
