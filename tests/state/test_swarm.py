@@ -318,6 +318,23 @@ def test_the_only_source_gets_more_time() -> None:
     assert list(swarm.dropped) == [A] and not swarm.has_failed, "the partial seed may get it elsewhere"
 
 
+@pytest.mark.parametrize("last", [A, B])
+def test_of_sources_that_are_all_silent_one_gets_more_time(last: bytes) -> None:
+    """L2: on a slow path that they share, none of them delivers its first block in time."""
+    swarm = make([A, B, C], count=12)
+    asks, moved_ns = swarm.ask(0), 0
+    if last == B:
+        moved_ns = SECOND
+        deliver(swarm, B, asks[B][0], moved_ns)
+    swarm.check(moved_ns + STATE_SOURCE_TIMEOUT_NS)
+    assert set(swarm.dropped) == {A, B, C} - {last}
+    assert swarm.ask(moved_ns + STATE_SOURCE_TIMEOUT_NS).keys() <= {last}
+    swarm.check(moved_ns + STATE_STALL_TIMEOUT_NS - 1)
+    assert state(swarm) == "open"
+    swarm.check(moved_ns + STATE_STALL_TIMEOUT_NS)
+    assert state(swarm) == "failed"
+
+
 def test_partial_seeds_that_wait_for_each_other_give_up() -> None:
     """L1: no peer has the missing blocks."""
     swarm = make([], [F], count=2)

@@ -335,10 +335,13 @@ class Swarm:
         if self.is_done:
             return
         complete = sum(source.is_complete for source in self._sources.values())
-        for source in list(self._sources.values()):
+        # Of several, the one that is spared is the last to have delivered, or the best if none has.
+        best_first = sorted(self._sources.values(), key=lambda source: source.moved_ns, reverse=True)
+        for source in reversed(best_first):
             is_spared = complete - source.is_complete == 0
             if source.asked and now_ns - source.moved_ns >= _timeout_ns(is_spared):
                 self.drop(source.peer, "it has sent none of the requested blocks for too long")
+                complete -= source.is_complete
                 self._moved_ns = now_ns  # The others have not been asked for its blocks yet.
         is_idle = not self._checking and not any(source.asked for source in self._sources.values())
         if is_idle and now_ns - self._moved_ns >= limits.STATE_STALL_TIMEOUT_NS:
