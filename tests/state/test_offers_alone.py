@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from zpccl import limits
 from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
+from zpccl.state import offers as offers_module
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.offers import (
     CHANNEL,
@@ -28,6 +31,7 @@ from zpccl.state.offers import (
     Prefetch,
 )
 from zpccl.state.regions import region
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import DigestKind
 
 HEAD = struct.Struct(">BQ")
@@ -201,6 +205,38 @@ def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:
     return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net)
 
 
+@pytest.mark.parametrize("when", ["serving", "digesting"])
+def test_nothing_is_left_of_an_offer_without_a_collection_of_garbage(
+    monkeypatch: pytest.MonkeyPatch, net: Net, when: str
+) -> None:
+    """B1: a descriptor, and the tensors. Programs that collect garbage seldom, or never, make thousands of offers."""
+    offers, array, over = Offers(net, 6), tensor(1), threading.Event()
+
+    def make(*arguments: Any, **keywords: Any) -> StateTransfer:
+        transfer = StateTransfer(*arguments, **keywords)
+        made.append(weakref.ref(transfer))
+        assert when == "serving" or over.wait(WAIT_S)
+        return transfer
+
+    made: list[weakref.ref[StateTransfer]] = []
+    monkeypatch.setattr(offers_module, "StateTransfer", make)
+    gc.collect()
+    gc.disable()
+    try:
+        one = offers.offer(4, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=False)
+        if when == "serving":
+            offers.on_message(A, message(MessageKind.ASK, 0))
+            assert net.has_offer.wait(WAIT_S)
+        one.end()
+        over.set()
+        offers.withdraw()
+        left: list[weakref.ref[Any]] = [weakref.ref(one), weakref.ref(array), *made]
+        del one, array
+        assert [each() for each in left] == [None, None, None]
+    finally:
+        gc.enable()
+
+
 def test_who_offers_the_contents_of_another_tensor_is_no_source(net: Net) -> None:
     """Contents are compared by key. Otherwise peers with the right contents would seem to send wrong bytes."""
     regions = {key: region(tensor(1), key) for key in "vw"}
@@ -254,6 +290,31 @@ def test_a_prefetch_that_is_stopped(net: Net) -> None:
     stopped = prefetch(net, tensor(1))
     stopped.stop()
     assert stopped.run() is None
+
+
+def test_nothing_is_left_of_a_fetch_that_is_stopped_before_it_begins(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+    """B1: a descriptor, and the tensor."""
+    made: list[weakref.ref[StateTransfer]] = []
+
+    def make(*arguments: Any, **keywords: Any) -> StateTransfer:
+        transfer = StateTransfer(*arguments, **keywords)
+        made.append(weakref.ref(transfer))
+        own.stop()
+        return transfer
+
+    monkeypatch.setattr(offers_module, "StateTransfer", make)
+    own, memory = prefetch(net, tensor(1)), region(tensor(1), "w")
+    own.on_peers((A,))
+    own.on_link_up(A)
+    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, bytes(DIGEST_BYTES))
+    own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, (entry,)))
+    gc.collect()
+    gc.disable()
+    try:
+        assert own.run() is None
+        assert [each() for each in made] == [None]
+    finally:
+        gc.enable()
 
 
 def test_what_is_here_already_is_not_fetched(net: Net) -> None:

@@ -222,7 +222,7 @@ class Offer:
         self._engine = engine
         self._upload = upload
         self._lock = lock
-        self._transfer: StateTransfer | None = None  # Set once the digests are computed.
+        self._transfer: StateTransfer | None = None  # From the digests to the end: it refers to this object.
         self._catalog = b""
         self._askers: dict[bytes, None] = {}  # Peers that have asked: they get the catalog, then the end.
         self._is_over = False
@@ -290,7 +290,7 @@ class Offer:
                 self._catalog = _encode(Catalog(self.revision, self._kind, entries))
                 self._transfer = transfer
                 if self._is_over:
-                    return
+                    transfer.end(commit=False)
                 askers = tuple(self._askers)
             for peer in askers:
                 _say(engine, peer, MessageKind.TOLD, self.number, self._catalog)
@@ -304,6 +304,7 @@ class Offer:
                 for region in self._regions.values():
                     region.give_back()
             finally:
+                self._transfer = None  # Only now: a signal handler in the midst of end() may end the offer once more.
                 self._ended.set()
 
     def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
@@ -535,8 +536,7 @@ class Prefetch:
         with self._lock:
             sources = [peer for peer in sources if peer in self._numbers]
             if missing and (self._is_stopped or not sources):
-                self._ask_again()
-                return False
+                transfer.end(commit=False)
             numbers = {self._numbers[peer] for peer in sources}
             self._dropped = ()
             self._transfer = transfer
