@@ -123,7 +123,8 @@ def message(kind: int, number: int, rest: bytes = b"") -> Message:
 def test_nonsense_about_offers(net: Net, junk: bytes) -> None:
     """S6: it is dropped, and the offer stays."""
     offers, body = Offers(net, 6), Message(junk)
-    one = offer(offers, tensor(1))
+    one, array = offer(offers, tensor(1)), tensor(2)
+    offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
     offers.on_message(A, body)
     offers.on_message(B, message(MessageKind.ASK, 0))
     assert net.has_offer.wait(WAIT_S) and body.data is None and one.is_open
@@ -370,6 +371,15 @@ def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.Mon
         offer(offers, tensor(1))
     offers.on_message(A, message(MessageKind.ASK, 0))
     assert told(net, A) == [(MessageKind.TOLD, 0)]
+    offers.close()
+
+
+def test_a_catalog_is_not_decoded_where_nothing_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+    """S6: a pending peer may send long ones without end, and the loop answers no call while it decodes one."""
+    monkeypatch.setattr(offers_module, "_decoder", None)
+    offers, body = Offers(net, 6), message(MessageKind.TOLD, 9, b"long")
+    offers.on_message(A, body)
+    assert body.data is None
     offers.close()
 
 

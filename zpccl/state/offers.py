@@ -705,10 +705,13 @@ class Offers:
     def on_message(self, peer: bytes, body: Body) -> None:
         """Handles a message on the channel."""
         catalog: Catalog | None = None
+        _, prefetch = self._both()
         try:
             data = body.read()
             kind, number = _HEAD.unpack_from(data)
-            if kind == MessageKind.TOLD and number:
+            if (
+                kind == MessageKind.TOLD and number and prefetch is not None
+            ):  # Decoding a long one takes the loop 70 ms.
                 catalog = _decoder.decode(data[_HEAD.size :])
                 number |= FREE_CHANNEL  # A peer must not make this one open any other channel.
             if number == DIGEST_CHANNEL:
@@ -721,7 +724,6 @@ class Offers:
             return None
         except OSError:
             return None  # The engine is closed.
-        _, prefetch = self._both()
         if kind == MessageKind.ASK:
             self._on_ask(peer)
         elif prefetch is not None and kind == MessageKind.TOLD:
