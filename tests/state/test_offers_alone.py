@@ -32,6 +32,7 @@ from zpccl.state.offers import (
 )
 from zpccl.state.regions import region
 from zpccl.state.transfer import StateTransfer
+from zpccl.state.workers import wait_for_end
 from zpccl.types import DigestKind
 
 HEAD = struct.Struct(">BQ")
@@ -357,6 +358,19 @@ def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
         "the next before_write() uses it"
     )
     offers.close()
+
+
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_memory_of_copies_is_unmapped_when_the_loop_ends(net: Net, is_in_use: bool) -> None:
+    """B1: a peer that was removed connects again, with another loop, and the next offer makes other copies."""
+    offers = Offers(net, 6)
+    one = offer(offers, tensor(1))
+    if not is_in_use:
+        one.withdraw()
+        assert offers._pool._free
+    offers.close()
+    wait_for_end(one._thread, one._ended)
+    assert not offers._pool._free
 
 
 def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:

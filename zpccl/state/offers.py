@@ -114,6 +114,7 @@ class CopyPool:
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}  # By size.
+        self._is_closed = False
 
     def take(self, size: int) -> mmap.mmap:
         """Takes memory of `size` bytes: returned memory of exactly this size, or new memory."""
@@ -127,6 +128,8 @@ class CopyPool:
     def give(self, memory: mmap.mmap) -> None:
         """Returns memory that is not used any more."""
         self._free.setdefault(len(memory), []).append(memory)
+        if self._is_closed:
+            self.clear()
 
     def trim(self, sizes: Iterable[int]) -> None:
         """Unmaps memory that tensors of these sizes cannot use."""
@@ -136,6 +139,11 @@ class CopyPool:
     def clear(self) -> None:
         """Unmaps all memory that is not in use."""
         self._free.clear()
+
+    def close(self) -> None:
+        """Unmaps all memory that is not in use, and what is returned later."""
+        self._is_closed = True
+        self.clear()
 
 
 class LentRegion(Region):
@@ -769,6 +777,7 @@ class Offers:
         with self._lock:
             self._is_closed = True
             offer, prefetch = self._offer, self._prefetch
+        self._pool.close()  # The loop, with all that it refers to, may wait long for a collection of garbage.
         if offer is not None:
             offer.end()
         if prefetch is not None:
