@@ -655,6 +655,18 @@ def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
         gc.enable()
 
 
+def test_what_a_failed_sync_has_fetched_is_freed_at_its_end() -> None:
+    """B1: the traceback of its error refers to the transfer, while the program handles the error and syncs again."""
+    net = Net(a=1, b=2)
+    net.start(b="a")
+    net.wait("b")
+    contents = net.transfers["b"]._contents
+    chunks = {id(block.obj): weakref.ref(block.obj) for block in contents._staged.values() if block is not None}
+    net.end(commit=False)
+    assert chunks and [chunk() for chunk in chunks.values()] == [None] * len(chunks)
+    assert net.is_as_before("b")
+
+
 def test_who_asks_for_announcements_before_the_plan_is_known_is_ignored() -> None:
     """S6: the channel of an offer opens a moment earlier, and can be guessed."""
     net = Net(a=1, b=2)

@@ -264,6 +264,11 @@ class Contents:
             data = bytes(self.size_of(place)) if block is None else block
             self._regions[place[0]].write(place[1] * limits.STATE_BLOCK_BYTES, data)
 
+    def forget(self) -> None:
+        """Frees the staged blocks."""
+        self._staged.clear()
+        self._chunk = memoryview(b"")
+
 
 def _new_chunk(size: int) -> memoryview:
     """Maps memory that is unmapped with the last view of it."""

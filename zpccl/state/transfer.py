@@ -210,10 +210,11 @@ class StateTransfer:
                 self._write()
         finally:
             self._workers.close()
-            for item in items:  # A kept traceback of an interrupt would keep them, and the engine bounds their bytes.
+            for item in items:  # A kept traceback would keep them, and the engine bounds their bytes.
                 if isinstance(item, MessageReceived):
                     item.body.release()
-            del self._server  # It refers to this object: the cycle would keep fetched blocks until garbage collection.
+            self._contents.forget()  # For the same reason.
+            del self._server  # It refers to this object: the cycle would keep it until garbage collection.
 
     def _wait(self) -> list[_Item]:
         """Waits for the mailbox or the next deadline; returns the items."""
