@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -403,6 +406,16 @@ def test_a_peer_that_ends_while_its_state_is_digested(trio: Run, monkeypatch: py
     error = failure(trio.start(comm.sync_shared_state, states[0]))
     assert isinstance(error, zpccl.InvalidUsage if how == "closed" else zpccl.Kicked)
     assert held(states[0]) == [0.0]
+
+
+def test_a_peer_that_is_out_of_descriptors(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: its call raises an error of this library, before the others hear of it, and may be made again."""
+    states = [state_of(1, a=1) for _ in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        error = failure(trio.start(trio.comms[0].sync_shared_state, states[0]))
+    assert isinstance(error, zpccl.InternalError) and "Too many open files" in str(error)
+    assert all(isinstance(info, zpccl.SharedStateSyncInfo) for info in sync(trio, states))
 
 
 def test_tied_tensors_that_others_hold_different_contents_of(trio: Run) -> None:

@@ -499,6 +499,7 @@ class Communicator(Collectives):
                 changed a tensor meanwhile, or has not enough memory.
             NoSharedState: no peer can send.
             PeerLost: a peer was lost meanwhile; call again.
+            InternalError: the system has no descriptor to give.
         """
         loop = self._admitted()
         if not isinstance(state, SharedState):

@@ -15,6 +15,7 @@ from engine_mesh import WAIT_S, Mesh, peer_id, send
 from zpccl import limits
 from zpccl.engine.engine import MessageReceived, Writable
 from zpccl.engine.mailbox import Mailbox
+from zpccl.errors import InternalError
 
 CHANNEL = 3
 
@@ -118,6 +119,6 @@ def test_a_mailbox_without_a_descriptor_is_none(monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(os, "eventfd", no_descriptors)
-    with pytest.raises(OSError, match="too many"):
+    with pytest.raises(InternalError, match="too many"):
         Mailbox()
     gc.collect()

@@ -11,18 +11,25 @@ from typing import Any
 
 from zpccl import limits
 from zpccl.engine.engine import Engine
+from zpccl.errors import InternalError
 
 
 class Mailbox:
     """Belongs to the thread that takes; any thread may put.
 
     A message wakes only that thread. Until it is taken it stays in the engine and counts against the engine's bounds.
+
+    Raises:
+        InternalError: the system has no descriptor to give.
     """
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
         self._channels: list[tuple[Engine, int]] = []
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise InternalError(f"the system has no descriptor to give: {error.strerror}") from error
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
 
