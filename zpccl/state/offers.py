@@ -717,9 +717,7 @@ class Offers:
         try:
             data = body.read()
             kind, number = _HEAD.unpack_from(data)
-            if (
-                kind == MessageKind.TOLD and number and prefetch is not None
-            ):  # Decoding a long one takes the loop 70 ms.
+            if kind == MessageKind.TOLD and number and prefetch is not None:  # Decoding may take 70 ms.
                 catalog = _decoder.decode(data[_HEAD.size :])
                 number |= FREE_CHANNEL  # A peer must not make this one open any other channel.
             if number == DIGEST_CHANNEL:
