@@ -20,7 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zpccl.limits import MS, PATH_TIMEOUT_NS, SECOND, STALL_TIMEOUT_NS, STATE_SOURCE_TIMEOUT_NS, STATE_STALL_TIMEOUT_NS
+from zpccl.limits import (
+    HEARTBEAT_TIMEOUT_NS,
+    MS,
+    PATH_TIMEOUT_NS,
+    SECOND,
+    STALL_TIMEOUT_NS,
+    STATE_SOURCE_TIMEOUT_NS,
+    STATE_STALL_TIMEOUT_NS,
+)
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import CollectiveSpec, FetchEntry, Fetching, PathSample, Reducing
 from zpccl.protocol.rings import neighbours_of
@@ -34,9 +42,9 @@ if TYPE_CHECKING:
 RATE_CHANGE_CHANCE = 0.05
 """For each path, at each measurement."""
 RUBBISH = -1
-EARLY_NS_MAX = 10 * SECOND
-"""How long the frames of an attempt that its sender has ended may stay at a peer that does not start it. Loops of
-peers stand still for half of that."""
+EARLY_NS_MAX = HEARTBEAT_TIMEOUT_NS + 6 * SECOND
+"""How long the frames of an attempt that its sender has ended may stay at a peer that a master leads, and that does not
+start it. It may miss its master late, and its loop stands still for up to 5 s."""
 
 
 @dataclass(eq=False)
@@ -245,10 +253,11 @@ class DataPlane:
         cluster, found = self._cluster, []
         for (peer_id, (run_id, attempt_id)), senders in self._early.items():
             node = cluster.nodes[peer_id]
-            for sender_id, ended_ns in senders.items():
-                is_old = ended_ns is not None and ended_ns + EARLY_NS_MAX < cluster.clock.now_ns
-                are_members = node.is_alive and node.machine.run_id == run_id
-                if is_old and are_members and cluster.links.are_linked(sender_id, peer_id):
+            is_led = node.is_alive and node.machine.is_led and node.machine.run_id == run_id
+            for sender_id, ended_ns in senders.items() if is_led else ():
+                from_ns = None if ended_ns is None else max(ended_ns, node.led_ns)
+                is_old = from_ns is not None and from_ns + EARLY_NS_MAX < cluster.clock.now_ns
+                if is_old and cluster.links.are_linked(sender_id, peer_id):
                     found.append(f"{node.name} keeps frames of {cluster.nodes[sender_id].name}, attempt {attempt_id}")
         return found
 
