@@ -516,9 +516,11 @@ STATE_WINDOW_BYTES_MAX = 32 * MIB
 """Largest request window of one source: the bandwidth-delay product of 1 Gbit/s and 250 ms."""
 STATE_WINDOW_SLACK_NS = 20 * MS
 """The window exceeds the bandwidth-delay product by this time at the measured rate, so that a source never idles."""
+STATE_IN_FLIGHT_FIRST_BYTES = 4 * MIB
+"""Bytes requested from all sources together before any has come: 10 Mbit/s carry these in half of
+STATE_SOURCE_TIMEOUT."""
 STATE_IN_FLIGHT_BYTES_MAX = 48 * MIB
-"""Bytes requested from all sources together. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which frames of reduces wait,
-too."""
+"""The same at any time. Below DATA_MESSAGES_QUEUED_BYTES_MAX, at which frames of reduces wait, too."""
 STATE_REQUESTS_IN_FLIGHT_MAX = 4096
 """Blocks requested from one source at the same time."""
 STATE_REQUESTS_QUEUED_MAX = 2 * STATE_REQUESTS_IN_FLIGHT_MAX

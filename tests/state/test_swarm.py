@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 
@@ -30,6 +30,12 @@ def deliver(swarm: Swarm, peer: bytes, place: Place, now_ns: int) -> bool:
     if wanted:
         swarm.on_checked(peer, place)
     return wanted
+
+
+@pytest.fixture(autouse=True)
+def all_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests need requests to several sources from the beginning."""
+    monkeypatch.setattr(limits, "STATE_IN_FLIGHT_FIRST_BYTES", limits.STATE_IN_FLIGHT_BYTES_MAX)
 
 
 def state(swarm: Swarm) -> str:
@@ -110,6 +116,36 @@ def run(swarm: Swarm, rates: dict[bytes, float], delay_ns: int, until: int = 10*
         now = event[0]
         counts[event[1]] += deliver(swarm, event[1], event[2], now)
     return now, counts
+
+
+def share(swarm: Swarm, peers: list[bytes], rate: float, step_ns: int = 10 * MS) -> tuple[int, int]:
+    """Plays sources that share one path equally, each with its blocks in order. Returns the time, and blocks sent."""
+    now = moved = 0
+    owed: dict[bytes, deque[list[float]]] = {peer: deque() for peer in peers}  # Index and bytes left of each block.
+    while state(swarm) == "open":
+        swarm.check(now)
+        for peer, places in swarm.ask(now).items():
+            owed[peer] += ([place[1], MIB] for place in places)
+        now += step_ns
+        active = [blocks for blocks in owed.values() if blocks]
+        for blocks in active:
+            blocks[0][1] -= rate * step_ns / SECOND / len(active)
+        for peer, blocks in owed.items():
+            if blocks and blocks[0][1] <= 0:
+                deliver(swarm, peer, (0, int(blocks.popleft()[0])), now)
+                moved += 1
+    return now, moved
+
+
+@pytest.mark.parametrize(("count", "mbit"), [(8, 10), (48, 10), (32, 20), (48, 50), (48, 200)])
+def test_many_sources_behind_one_slow_path(monkeypatch: pytest.MonkeyPatch, count: int, mbit: int) -> None:
+    """S6: a block of each of them would take longer than any source may be silent."""
+    monkeypatch.setattr(limits, "STATE_IN_FLIGHT_FIRST_BYTES", 4 * MIB)
+    peers = [bytes([number + 1]) * 16 for number in range(count)]
+    swarm = make(peers, count=64)
+    took_ns, moved = share(swarm, peers, mbit * 125_000)
+    assert state(swarm) == "done" and not swarm.dropped
+    assert moved < 1.1 * 64 and took_ns < 1.1 * 64 * MIB / (mbit * 125_000) * SECOND
 
 
 def test_a_long_fast_path_is_filled() -> None:

@@ -8,8 +8,10 @@ partial seed fetches the same state and has the blocks that it announces.
        +-- its source dropped -+------------------------------+ wrong: its source is dropped
 
 Each source has a request window in bytes: the bytes that it delivers in two of its shortest response times. So long
-paths and slow peers are used fully, and a source that dies costs little. Seeds are asked for the rarest blocks first,
-that is, those that no partial seed has. Fetchers begin at different positions, so that they soon have much to exchange.
+paths and slow peers are used fully, and a source that dies costs little. All windows together hold what arrives in a
+few seconds: behind one slow path, many sources with a block each would all be silent for too long. Seeds are asked for
+the rarest blocks first, that is, those that no partial seed has. Fetchers begin at different positions, so that they
+soon have much to exchange.
 Endgame: when no block is waiting, an idle source is asked for blocks that a slow one has not delivered (at most two
 sources per block).
 
@@ -35,6 +37,8 @@ HAS_NOTHING = "it has none of the missing blocks"
 """Reason for dropping a partial seed that waits like its fetcher: neither it nor the link to it is at fault."""
 
 _ASKERS_MAX = 2
+_WINDOWS_NS = limits.STATE_SOURCE_TIMEOUT_NS // 2
+"""All outstanding requests together should take this time."""
 _RATE_INTERVAL_NS = 500 * limits.MS
 """Time constant of the measured rates."""
 _GAP_KEPT = 0.9
@@ -145,6 +149,8 @@ class Swarm:
         self._checking: set[Place] = set()
         self._open: set[Place] = set()  # Blocks and lists that are not done.
         self._asked_bytes = 0
+        self._arrived_bytes = 0
+        self._began_ns = now_ns
         self.dropped: dict[bytes, str] = {}
         self.bytes_done = 0
         self.bytes_expected = 0
@@ -202,6 +208,7 @@ class Swarm:
         size = self._sizes[place]
         source.deliver(place, size, now_ns)
         self._asked_bytes -= size
+        self._arrived_bytes += size
         self._moved_ns = now_ns
         self._forget(place, peer)
         if place in self._checking or place not in self._open:
@@ -282,7 +289,7 @@ class Swarm:
     def _take_turn(self, source: _Source, now_ns: int, asks: dict[bytes, list[Place]]) -> bool:
         """Requests blocks for one message from a source. False: nothing more can be requested from it now."""
         size = 0
-        for place in self._choose(source):
+        for place in self._choose(source, now_ns):
             self._note(source, place, now_ns, asks)
             size += self._sizes[place]
             if size >= limits.STATE_BATCH_BYTES:
@@ -297,7 +304,12 @@ class Swarm:
         self._askers.setdefault(place, []).append(source.peer)
         asks.setdefault(source.peer, []).append(place)
 
-    def _choose(self, source: _Source) -> Iterator[Place]:
+    def _has_room(self, source: _Source, size: int, now_ns: int) -> bool:
+        usual = self._arrived_bytes * _WINDOWS_NS // max(now_ns - self._began_ns, 1)
+        bound = min(max(usual, limits.STATE_IN_FLIGHT_FIRST_BYTES), limits.STATE_IN_FLIGHT_BYTES_MAX)
+        return source.has_room(size) and (not self._asked_bytes or self._asked_bytes + size <= bound)
+
+    def _choose(self, source: _Source, now_ns: int) -> Iterator[Place]:
         """Waiting blocks that this source has, while they fit into its window."""
         while True:
             queues = (self._rare, self._waiting) if source.is_complete else (source.offered,)
@@ -308,9 +320,7 @@ class Swarm:
             if place not in self._waiting:  # Requested from another source meanwhile.
                 del queue[place]
                 continue
-            size = self._sizes[place]
-            in_flight = self._asked_bytes + size
-            if not source.has_room(size) or (self._asked_bytes and in_flight > limits.STATE_IN_FLIGHT_BYTES_MAX):
+            if not self._has_room(source, self._sizes[place], now_ns):
                 return
             if not source.is_complete:
                 del queue[place]
@@ -326,7 +336,9 @@ class Swarm:
                 is_due = place in self._open and place not in self._checking
                 if not is_due or len(self._askers[place]) >= _ASKERS_MAX or not source.has(place):
                     continue
-                if its_ns <= 2 * source.takes_ns(size) + limits.STATE_STEAL_MARGIN_NS or not source.has_room(size):
+                if its_ns <= 2 * source.takes_ns(size) + limits.STATE_STEAL_MARGIN_NS:
+                    break
+                if not self._has_room(source, size, now_ns):
                     break
                 yield place
 
