@@ -1088,6 +1088,10 @@ a-part-of-a-run-yields: protocol.master:MasterMachine._refuse_report (unit tests
   S1: a member that was just admitted goes over to another run, while its own decides without it at the other master
   - report.hello.run_id != self.run_id and is_whole and not has_decided(report)
   + report.hello.run_id != self.run_id and not has_decided(report)
+members-refused-for-an-undecided-run: protocol.master:MasterMachine._refuse_report (unit tests)
+  S6: members that report together with a newcomer, or late, are removed, though the run of that one has decided nothing
+  - is_here and self._may_yield_to(report.hello)
+  + False
 returning-peer-asks-without-end: protocol.peer:PeerMachine._may_start_over (unit tests)
   B1: a peer says Hello again and again to a master that refuses it
   - self.state is State.RETURNING and self._acceptor.is_led

@@ -547,6 +547,25 @@ def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members
     assert bench.names() == names
 
 
+def test_a_run_that_has_decided_nothing_yields_to_reports_that_come_late(bench: TakeOver) -> None:
+    """S6, L3: a newcomer reports in time, and the members do not: a refusal would remove all who have the state."""
+    bench.connections |= {"a": "a1", "b": "b1"}
+    for name in "ab":
+        bench.say(name, hello_of(name))
+    bench.report("x", "x", 99, waits=False, run_id=b"x" * 16)
+    bench.tick(2 * limits.RECOVERY_WAIT_NS)
+    assert bench.names() == "x"
+    late = {name: report_of(name, "ab", outcomes=(outcome(1, True, "ab", 1, 1),)) for name in "ab"}
+    promise = bench.machine._leader.promise
+    for name, report in late.items():
+        told = bench.say(name, bench.promising(report, promise))
+        assert [message.refusal for _, message in told] == [Refusal.REPORT]
+    for name, report in late.items():
+        bench.say(name, report)
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    assert bench.names() == "ab"
+
+
 def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver) -> None:
     """L1: none of its members would be left, and the members of the other run would lose each other."""
     bench.report("x", "x", 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, "x", 1),))

@@ -200,6 +200,30 @@ def test_the_last_member_and_newcomers_that_come_at_the_same_time(count: int, de
     return check_all_go_on(world, [member, *newcomers], run_id)
 
 
+@pytest.mark.parametrize("late", [7.0, 90.0])
+def test_a_minority_that_comes_together_with_a_newcomer(late: float) -> None:
+    """S6, L3: a new master adopts the run of a newcomer, which has decided nothing and is whole. A member of the other
+    run that reported at the same time is not removed: it waits for the others as if it had come a moment later."""
+    world, peers = one_master("pqr")
+    run_id = peers[0].machine.run_id
+    world.settle([peer.reduce() for peer in peers])
+    newcomer = begin_beside(world, peers)
+    world.kill_master("m")
+    take_over(world, 600)  # From then on the list of the newcomer has the higher epoch.
+    world.kill_master("m")
+    world.join(peers[:1], "m")
+    world.run(1)
+    world.start_master("m", 700)
+    world.run(late)
+    if late > limits.MINORITY_WAIT_NS / SECOND:
+        peers = peers[:1]
+    world.join(peers, "m")
+    world.until(lambda: all(peer.machine.run_id == run_id for peer in [*peers, newcomer]), what="the run of most")
+    world.run(0.5)
+    world.admit(peers, [newcomer])
+    check_all_go_on(world, [*peers, newcomer], run_id)
+
+
 @pytest.mark.parametrize("operations", [0, 1])
 def test_a_lone_newcomer_that_comes_after_the_members(operations: int) -> None:
     """S6: the members have gone on with their run when the newcomer comes. If its run has decided nothing, it waits to

@@ -1187,7 +1187,7 @@ class MasterMachine:
         if not self._has_our_promise(hello):
             return self._on_hello(event, bound, hello, now_ns)
         if hello.run_id != self.run_id or not is_plausible(report):
-            return self._refuse_report(event.connection, report)
+            return self._refuse_report(event, report, now_ns)
         may_join = hello.peer_id not in self.registry.old_members or self._would_admit(history, report)
         must_wait = may_join and not self._leader.may_change
         if known is None and (must_wait or self._may_be_told_of(history, report)):
@@ -1285,15 +1285,19 @@ class MasterMachine:
         self._losses.note_handshake(peer, hello.handshake_ms)
         self.registry.bind(peer, event.connection)
 
-    def _refuse_report(self, connection: Hashable, report: RunReport) -> None:
+    def _refuse_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """Refuses a member of another run. If nothing was decided there, it may register with this one.
 
-        With several masters, another master may lead that run and decide something there without this member.
+        With several masters, another master may lead that run and decide something there without this member. With one
+        address the refusal would be final, so this run, if it has decided nothing, may yield as to a later Hello.
         """
         is_whole = not self._leader.needs_quorum or is_sole(report.hello.peer_id, MemberList.of(report))
         if report.hello.run_id != self.run_id and is_whole and not has_decided(report):
-            return self._outbox.reply(connection, Refused(Refusal.YIELDED, _YIELDS))
-        return self._refuse_session(connection)
+            return self._outbox.reply(event.connection, Refused(Refusal.YIELDED, _YIELDS))
+        is_here = event.connection is not None and not self._leader.needs_quorum
+        if is_here and self._may_yield_to(report.hello):
+            return self._on_hello(event, None, report.hello, now_ns)
+        return self._refuse_session(event.connection)
 
     def _on_late_report(self, event: PeerMessageReceived, report: RunReport, now_ns: int) -> None:
         """Handles the report of a peer outside the adopted list once that list is committed. The peer may be gone."""
@@ -1308,7 +1312,7 @@ class MasterMachine:
         connection = event.connection
         is_other = peer is not None and not peer.may_have(hello.token)
         if hello.run_id != history.run_id or is_other:
-            self._refuse_report(connection, report)
+            self._refuse_report(event, report, now_ns)
             return None
         is_admission = self._would_admit(history, report)  # By the former master; no other peer knew it.
         if peer is not None:
