@@ -524,6 +524,14 @@ other-run-not-asked-again: protocol.master:MasterMachine._step_down (unit tests)
   L1: who has reported to a leader that might yield hears nothing when it steps down
   - self.candidate.connections() if self.candidate is not None else []
   + []
+waiting-report-forgotten: protocol.master:MasterMachine._step_down (unit tests)
+  L1: a newcomer whose report waits for others hears nothing when the master steps down
+  - pending += self._asked
+  + pending += []
+waiting-report-forgotten-with-its-run: protocol.master:MasterMachine._settle (unit tests)
+  L1: a newcomer whose report waits for others hears nothing when its run yields
+  - self._deferred and not self._leader.needs_quorum
+  + self._deferred and not self._leader.needs_quorum and not isinstance(self._phase, Yielding)
 yields-without-all-reports: protocol.master:MasterMachine._settle_yielding (unit tests)
   S1: yields though a member that is still to report may have returned from a call
   - earlier.is_over(now_ns) and self.registry.have_all_reported

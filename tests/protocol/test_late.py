@@ -90,6 +90,35 @@ def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
     assert [message.refusal for to, message in told if to == "c1"] == [Refusal.REPORT]
 
 
+def lead_with_a_report_that_waits() -> TakeOver:
+    """The report of n, which was admitted after the removal of d, waits until c, or nobody, may tell of that."""
+    bench = TakeOver()
+    for name in "ab":
+        bench.report(name, "abcd")
+    bench.tick(limits.MINORITY_WAIT_NS)
+    assert bench.names() == "abcd"
+    assert [m.refusal for to, m in bench.report("n", "abcn", 7, since=7, round=1) if to == "n1"] == []
+    return bench
+
+
+def test_whose_report_waits_at_a_leader_that_steps_down_is_asked_again() -> None:
+    """L1: n has reported and says nothing more by itself."""
+    bench = lead_with_a_report_that_waits()
+    bench.connections["c"] = "c1"
+    told = bench.say("c", replace(hello_of("c"), promised=bench.machine.term + 100, leader=b"a former process"))
+    assert bench.machine.is_recovering
+    assert [message.refusal for to, message in told if to == "n1"] == [Refusal.UNREGISTERED]
+
+
+def test_whose_report_waits_in_a_run_that_yields_is_told() -> None:
+    """L1: the same. The run of n yields as soon as all others have reported or are lost."""
+    bench = lead_with_a_report_that_waits()
+    bench.report("x", "x", run_id=OTHER_RUN)
+    bench.tick(limits.RECOVERY_WAIT_NS)
+    assert bench.names() == "x"
+    assert [message.refusal for message in bench.said["n1"]][1:] == [Refusal.YIELDED]
+
+
 def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     """L1: nobody would tell it that it is lost."""
     bench = Standby()

@@ -868,6 +868,8 @@ class MasterMachine:
     # --- Settling ---------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int) -> None:
+        if self._deferred and not self._leader.needs_quorum:
+            self._take_newcomers(now_ns)  # First: a run that yields forgets their reports.
         if isinstance(self._phase, Yielding):
             self._settle_yielding(self._phase, now_ns)
         if isinstance(self._phase, Recovering):
@@ -881,8 +883,6 @@ class MasterMachine:
             self._adopt(candidate, now_ns)
             if self.is_recovering:
                 return
-        if self._deferred and not self._leader.needs_quorum:
-            self._take_newcomers(now_ns)
         self._remove_broken_hosts(now_ns)
         if self.is_recovering:
             return  # It has stepped down.
@@ -977,6 +977,8 @@ class MasterMachine:
         self._outbox.log(Level.WARNING, f"stepping down: {reason}")
         peers = self.registry.by_connection.items()
         pending = [connection for connection, peer in peers if not peer.is_member]
+        if not self._leader.needs_quorum:
+            pending += self._asked  # Their reports may wait for others. With several masters they try the next one.
         members = [connection for connection, peer in peers if peer.is_member]
         members += self._dismissed  # They are still members if the list without them is not committed.
         members += self.candidate.connections() if self.candidate is not None else []  # Of the other run.
