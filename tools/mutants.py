@@ -1152,10 +1152,10 @@ withdrawn-calls-are-planned: protocol.master:MasterMachine._announce_epoch (unit
   L1: a plan that ends at once for all, since one of its calls was withdrawn long before
   - self.operations.answer_withdrawals()
   + self.operations.validate
-cut-off-master-removes-all: protocol.master:MasterMachine._on_connection_closed (unit tests)
+cut-off-master-removes-all: protocol.master:MasterMachine._look_for_outage (unit tests)
   L3: a master that was cut off has removed all its members when they reconnect
-  - is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here)
-  + is_only and not peer.is_member and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here)
+  - not self._leader.needs_quorum
+  + not self._leader.needs_quorum and not peer.is_member
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
   - self._has_one_address(self.chosen)
@@ -1164,6 +1164,10 @@ removed-members-left-alone: protocol.master:MasterMachine._step_down (unit tests
   L2: a member that was to be removed waits for ever for a master that has stepped down
   - members += self._dismissed
   + members += []
+outage-before-a-take-over: protocol.master:MasterMachine._restore (unit tests)
+  L3: all members are removed because the network of all was away for a moment after they had reported
+  - self.registry.order[:1]
+  + self.registry.order[:0]
 lost-links-show-losses-in-an-outage: protocol.losses:Losses.is_given_up (unit tests)
   L2: the first member that is back after an outage of all removes the others
   - self.network is not NetworkState.UP and peer.is_member

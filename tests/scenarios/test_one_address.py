@@ -913,6 +913,29 @@ def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
     check_all_go_on(world, peers, peers[0].machine.run_id)
 
 
+@pytest.mark.parametrize(("first", "seconds"), [("pqr", 3.0), ("pqr", 20.0), ("p", 40.0)])
+def test_nobody_is_removed_when_the_network_of_all_was_away_at_a_take_over(first: str, seconds: float) -> None:
+    """L3: all members that have reported to a new master disconnect before it takes the run over, and do so at once.
+
+    It waits for further members for 1 s, and for a quorum for 30 s.
+    """
+    world, peers = one_master("pqr")
+    world.settle([peer.sync(5, "5") for peer in peers])
+    world.kill_master("m")
+    world.cut([peer for peer in peers if peer.name not in first], "m")
+    master = world.start_master("m", 500)
+    world.run(0.5)
+    world.cut(peers, "m")
+    world.run(seconds)
+    assert not master.machine.is_recovering
+    world.join(peers, "m")
+    world.run(5)
+    check_all_go_on(world, peers, peers[0].machine.run_id)
+    calls = [peer.sync(6, "6") for peer in peers]
+    world.settle(calls)
+    assert [call.result for call in calls] == [6] * 3
+
+
 @pytest.mark.parametrize("names", ["ab", "abcd"])
 def test_nobody_is_removed_when_the_network_of_all_was_away(names: str) -> None:
     """L3: it was away for longer than a heartbeat: links and connections broke. The first one back had no link."""

@@ -3,8 +3,8 @@
 A peer is lost when its connection broke and it did not reconnect within its grace period. It is lost at once if members
 lost their links to it at about the same time, unless they or the peer had been disconnected shortly before. A far peer
 has a longer grace period, because its handshake takes longer. If all members of a run with one address disconnect at
-about the same time, the master assumes that its own network is broken. Lost links are then no sign of a loss: they may
-have the same cause.
+about the same time, the master assumes that its own network is broken. It does so, too, if all are disconnected when it
+takes the run over. Lost links are then no sign of a loss: they may have the same cause.
 
     network   all members disconnect at once   a message   all members are connected   disconnected members are lost
     UP        DOWN [1]                         -           -                           after their grace periods

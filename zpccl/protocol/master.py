@@ -650,13 +650,16 @@ class MasterMachine:
             return self._losses.on_closed(is_anyone_here=self._is_anyone_here())
         self.registry.bind(peer, None)
         peer.disconnected_ns = now_ns
-        is_anyone_here = self._is_anyone_here()
-        self._losses.on_closed(is_anyone_here=is_anyone_here)
+        self._losses.on_closed(is_anyone_here=self._is_anyone_here())
+        self._look_for_outage(peer, now_ns)
+        self._lose_if_seen(peer, now_ns)
+
+    def _look_for_outage(self, peer: Peer, now_ns: int) -> None:
+        """Looks, once a peer is disconnected, whether all members are. Then none is lost before the network is back."""
         # With several masters the members may have switched to another one. Then this master steps down soon.
         is_only = not self._leader.needs_quorum
-        if is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=is_anyone_here):
+        if is_only and self._losses.on_disconnected(peer, now_ns, is_anyone_here=self._is_anyone_here()):
             self._outbox.log(Level.WARNING, "all members disconnected at once; the network of this master may be down")
-        self._lose_if_seen(peer, now_ns)
 
     def _lose_if_seen(self, peer: Peer, now_ns: int) -> None:
         """Removes a disconnected peer if lost links show that it is lost."""
@@ -1157,6 +1160,8 @@ class MasterMachine:
         for peer_id in candidate.left:
             if peer_id in self.registry.peers:
                 self._lose(self.registry.peers[peer_id], _LEFT, now_ns, Level.INFO, has_left=True)
+        for peer in self.registry.order[:1]:
+            self._look_for_outage(peer, now_ns)  # All may have disconnected after they reported.
         self._relinked.update(self.registry.pending())
 
     def _admit_former(self, members: Sequence[Member], now_ns: int) -> None:
