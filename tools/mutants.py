@@ -532,6 +532,10 @@ waiting-report-forgotten-with-its-run: protocol.master:MasterMachine._settle (un
   L1: a newcomer whose report waits for others hears nothing when its run yields
   - self._deferred and not self._leader.needs_quorum
   + self._deferred and not self._leader.needs_quorum and not isinstance(self._phase, Yielding)
+yielding-forgotten: protocol.master:MasterMachine._has_yielded (unit tests)
+  L2: a member that was away when its run yielded looks for a master that leads this run for ever
+  - Promise.of(hello) == self._yielded
+  + False
 yields-without-all-reports: protocol.master:MasterMachine._settle_yielding (unit tests)
   S1: yields though a member that is still to report may have returned from a call
   - earlier.is_over(now_ns) and self.registry.have_all_reported

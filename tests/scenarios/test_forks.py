@@ -20,6 +20,7 @@ from zpccl.protocol.messages import (
     Members,
     MembersCommitted,
     PeerMessage,
+    Refusal,
     Refused,
     RunReport,
     Vote,
@@ -29,7 +30,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
-from .world import TWO, Connection, Peer, World, reduce_spec, two_masters
+from .world import TWO, Connection, Peer, World, check_all_go_on, reduce_spec, two_masters
 
 THREE = (*TWO, "c")
 
@@ -607,6 +608,35 @@ def test_a_run_that_has_yielded_has_no_second_branch(monkeypatch: pytest.MonkeyP
     world.run(30)
     world.check_one_leads()
     assert m.state is State.RETURNING and world.masters["c"].member_names == "ns"
+
+
+@pytest.mark.parametrize("away", "qr")
+def test_who_was_away_when_its_run_yielded_joins_the_other_run(away: str) -> None:
+    """L2: the run of q and r yields, and one of them loses its connection before it hears so. r alone would look for a
+    master that leads its run until it gives up; q alone is a quorum of its run, and would be led by another master.
+    """
+    world, xy = three_masters_and_a_run_that_is_away("xy")
+    qr = world.begin_run("qr", THREE)
+    absent, other = qr if away == "q" else qr[::-1]
+
+    def lose(peer: Peer, message: MasterMessage) -> MasterMessage | None:
+        if peer is not absent or not isinstance(message, Refused) or message.refusal is not Refusal.YIELDED:
+            return message
+        assert peer.connection is not None
+        world.filter = lambda peer, message: message
+        world.break_connection(peer.connection)
+        return None
+
+    world.filter = lose
+    world.join(xy, "a")
+    world.until(lambda: other.state is State.RETURNING, what="the run yields")
+    assert absent.state is State.MEMBER
+    world.heal()
+    world.until(lambda: absent.state is State.RETURNING, 1, what=f"{away} hears of it")
+    world.run(1)
+    world.admit(xy, qr)
+    world.check_one_leads()
+    check_all_go_on(world, [*xy, *qr], xy[0].machine.run_id)
 
 
 def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,7 @@ class MasterMachine:
         self.generation = 0
         """Grows each time the master forgets a run."""
         self._leadership_count = 0
+        self._yielded: Promise | None = None  # The last leadership whose run yielded here.
         self._complained: set[Hashable] = set()  # Connections whose malformed input is in the log.
         # By group or joiner: when it first and last waited for links once more.
         self._excused_ns: dict[int | bytes | None, tuple[int, int]] = {}
@@ -328,6 +329,8 @@ class MasterMachine:
 
     def _on_message(self, event: PeerMessageReceived, now_ns: int) -> None:
         self._losses.on_message(now_ns)
+        if isinstance(event.message, Hello) and self._has_yielded(event.message):
+            return self._outbox.reply(event.connection, Refused(Refusal.YIELDED, _YIELDS))
         peer, candidate = self.registry.by_connection.get(event.connection), self.candidate
         if candidate is not None and peer is None and (self.is_recovering or candidate.knows(event.connection)):
             return self._on_early_message(candidate, event, now_ns)
@@ -1075,6 +1078,10 @@ class MasterMachine:
         """True for a member of an earlier run, while the run led here has decided nothing."""
         return self._is_of_other_run(hello) and not self._must_not_yield()
 
+    def _has_yielded(self, hello: Hello) -> bool:
+        """True for a member that was away when its run yielded here. No other master has led it since."""
+        return hello.is_member and Promise.of(hello) == self._yielded
+
     def _must_not_yield(self) -> bool:
         """True once this run has decided something: under this master, or, as a report tells, under an earlier one."""
         return self._has_decided() or (self._history is not None and self._history.has_decided)
@@ -1105,6 +1112,7 @@ class MasterMachine:
         elif earlier.is_over(now_ns) and self.registry.have_all_reported:  # One still to report may know a decision.
             connections = [*self.registry.by_connection, *self._dismissed]
             self._outbox.log(Level.WARNING, f"{_YIELDS}, whose members are back")
+            self._yielded = self._leader.promise
             self._begin_anew()
             self._phase = Recovering(earlier)
             for connection in connections:
