@@ -1160,6 +1160,10 @@ cut-off-master-removes-all: protocol.master:MasterMachine._look_for_outage (unit
   L3: a master that was cut off has removed all its members when they reconnect
   - not self._leader.needs_quorum
   + not self._leader.needs_quorum and not peer.is_member
+run-that-all-have-left-is-adopted: protocol.leadership:Candidate.chosen (unit tests)
+  L3: the members of the other run, all of them there, are removed
+  - report.hello.run_id in here
+  + True
 members-of-an-old-list-are-the-whole-run: protocol.leadership:Candidate._are_all_here (unit tests)
   L3: members that were lost take the run back from those who came after them
   - self._has_one_address(self.chosen)

@@ -566,12 +566,17 @@ def test_a_run_that_has_decided_nothing_yields_to_reports_that_come_late(bench: 
     assert bench.names() == "ab"
 
 
-def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver) -> None:
-    """L1: none of its members would be left, and the members of the other run would lose each other."""
-    bench.report("x", "x", 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, "x", 1),))
-    bench.leave("x")
-    bench.report("a", "ab", waits=False)
-    bench.report("b", "ab", waits=False)
+@pytest.mark.parametrize("has_decided", [True, False])
+@pytest.mark.parametrize("members", ["x", "xyz"])
+def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver, members: str, has_decided: bool) -> None:
+    """L1, L3: nobody would be left of it, and the members of the other run would be removed, or lose each other."""
+    calls = range(1, 1 + len(members))
+    for name in members:
+        bench.report(name, members, 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, members, *calls),))
+        bench.leave(name)
+    outcomes = (outcome(1, True, "ab", 1, 1),) if has_decided else ()
+    for name in "ab":
+        bench.report(name, "ab", waits=False, outcomes=outcomes)
     bench.tick_at_deadline()
     assert bench.names() == "ab"
 

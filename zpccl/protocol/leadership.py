@@ -540,16 +540,18 @@ class Candidate:
     def chosen(self) -> bytes | None:
         """The run to adopt; None if no report contains a member list.
 
-        A run that has decided nothing yields to one that has, as it does while it is led. For this, a quorum of the
-        other run must be here, not all of these may have left, and its members must know one master only.
+        A run counts only while one of those who have reported it has not left, unless no such run remains. A run that
+        has decided nothing yields to one that has, as it does while it is led. For this, a quorum of the other run must
+        be here, and its members must know one master only.
         """
-        reports = [report for _, report in self.reports.values() if report.members]
+        here = {report.hello.run_id for peer_id, (_, report) in self.reports.items() if peer_id not in self.left}
+        known = [report for _, report in self.reports.values() if report.members]
+        reports = [report for report in known if report.hello.run_id in here]
         decided = {report.hello.run_id for report in reports if has_decided(report)}
         rivals = [report for report in reports if report.hello.run_id not in decided]
-        here = {report.hello.run_id for peer_id, (_, report) in self.reports.items() if peer_id not in self.left}
-        if rivals and any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided & here):
+        if rivals and any(self._has_quorum(run_id) and self._has_one_address(run_id) for run_id in decided):
             reports = [report for report in reports if report.hello.run_id in decided]
-        return choose_run(reports)
+        return choose_run(reports or known)
 
     def _reports_of(self, run_id: bytes | None) -> list[RunReport]:
         return [report for _, report in self.reports.values() if report.hello.run_id == run_id]
