@@ -1665,6 +1665,18 @@ ahead-without-bound: protocol.peer:PeerMachine._take_room (unit tests)
   L2: the same by a peer that makes its calls in another order
   - self._early_bytes <= most
   + True
+wide-sums-are-counted-as-narrow: protocol.peer:_early_bytes (unit tests)
+  L2: the same where sums travel around a ring in a wider type
+  - tensor.are_sums_wide and is_ring
+  + False
+scales-are-not-counted: protocol.peer:_early_bytes (unit tests)
+  L2: the same with quantised tensors whose blocks are small
+  - tensor.is_quantised
+  + False
+rows-through-others-are-not-counted: protocol.peer:_early_bytes (unit tests)
+  L2: the same with an all-to-all whose rows go to all peers
+  - spec.kind == CollectiveKind.ALL_TO_ALL and is_ring
+  + False
 # --- Measurements for users -------------------------------------------------------------------------------------------
 measurements-told-to-anybody: protocol.master:MasterMachine._on_message (unit tests)
   S6: a newcomer has the master collect and send what it has measured

@@ -494,6 +494,10 @@ per link on sent messages that are queued or not acknowledged."""
 QUANTIZATION_BLOCK_ELEMENTS = 256
 QUANTIZATION_BLOCK_ELEMENTS_MAX = 4096
 """At this size the parameters are 0.2% of a block. Equals ZP__BLOCK_ELEMENTS_MAX of the engine."""
+QUANTIZATION_PARAMETER_BYTES_MAX = 16
+"""The parameters of a block: at most two doubles."""
+WIDE_SUM_FACTOR_MAX = 4
+"""For the AVG of 8-bit integers, 32-bit sums travel around a ring (zp__wide_itemsize)."""
 ELEMENTS_MAX = 2**40
 
 # --- Shared state ---------------------------------------------------------------------------------------------------

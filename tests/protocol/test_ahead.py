@@ -30,7 +30,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zpccl.types import Algorithm, CollectiveKind
+from zpccl.types import Algorithm, CollectiveKind, DataType, ReduceOp
 
 from .harness import (
     FIRST_ATTEMPT,
@@ -751,6 +751,33 @@ def test_what_may_be_ahead_is_bounded() -> None:
     assert votes == [2 + 2 * tag for tag in range(most)] + [0]
     peer.hear(Decision(5000, Result.RANK_CONNECTION_LOST, 0, "withdrawn"))
     assert peer.reduce(9000, spec(most + 1, **fields))[-1].message.votes[0].ahead > 0
+
+
+WIDE = {"datatype": DataType.INT8, "op": ReduceOp.AVG, "count": 1 << 18}
+SCALED = {"quantization": 1, "quantized_datatype": 0, "count": 1 << 16, "block_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "early_bytes"),
+    [
+        (WIDE, 4 * (1 << 18) * 3 // 4),
+        ({**WIDE, "kind": CollectiveKind.REDUCE_SCATTER}, 4 * (1 << 18) * 3 // 4),
+        (SCALED, (1 + 8) * (1 << 16) * 3 // 4),
+        ({"kind": CollectiveKind.ALL_TO_ALL, "count": 1 << 14}, 3 * 4 * (1 << 14)),
+    ],
+    ids=["wide sums", "wide sums that are scattered", "a scale for each element", "rows through others"],
+)
+def test_what_is_ahead_is_counted_as_it_travels(fields: dict[str, Any], early_bytes: int) -> None:
+    """L2: in a ring a receiver keeps what the peer before it sends, which passes on what all others send."""
+    peer = PeerBench().member("abcd")
+    tags = limits.DATA_MESSAGES_QUEUED_BYTES_MAX // early_bytes + 1
+    for tag in range(tags):
+        peer.reduce(10 + tag, spec(tag, **fields))
+        peer.hear(replace(plan_of(10 + tag, 1 + 2 * tag, "abcd"), ahead=(2 + 2 * tag,)))
+        peer.handle(events.ReduceDone(1 + 2 * tag, 7))
+        peer.hear(Decision(10 + tag, 0, 4, attempt_id=1 + 2 * tag))
+    votes = [peer.reduce(5000 + tag, spec(tag, **fields))[-1].message.votes[0].ahead for tag in range(tags)]
+    assert any(votes) and sum(map(bool, votes)) * early_bytes <= limits.DATA_MESSAGES_QUEUED_BYTES_MAX
 
 
 def test_an_attempt_far_behind_one_that_was_dropped_is_not_started() -> None:

@@ -152,7 +152,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zpccl.protocol.plans import wire_bytes
+from zpccl.protocol.plans import tensor_of, wire_bytes
 from zpccl.protocol.rings import neighbours_of
 from zpccl.types import Algorithm, CollectiveKind
 
@@ -1335,12 +1335,21 @@ class PeerMachine:
 
 
 def _early_bytes(spec: Spec, how: Reducing | Fetching) -> int:
-    """What a peer sends to another one in an attempt that this one may not have begun."""
+    """What a peer sends to another one in an attempt that this one may not have begun.
+
+    In a ring a peer receives from one other only, which also passes on what the rest send: then it is a part of that.
+    """
     size = wire_bytes(spec) if isinstance(spec, CollectiveSpec) else 0
     if not isinstance(spec, CollectiveSpec) or not isinstance(how, Reducing) or size > limits.PLAN_AHEAD_SMALL_BYTES:
         return 0
+    tensor, is_ring = tensor_of(spec), how.algorithm == Algorithm.RING
+    if tensor.is_quantised:
+        size += -(-spec.count // spec.block_size) * limits.QUANTIZATION_PARAMETER_BYTES_MAX
+    if tensor.are_sums_wide and is_ring:
+        size *= limits.WIDE_SUM_FACTOR_MAX
     is_whole = how.lanes or how.algorithm == Algorithm.ONE_SHOT
     is_whole = is_whole or spec.kind in (CollectiveKind.BROADCAST, CollectiveKind.ALL_GATHER)
+    is_whole = is_whole or (spec.kind == CollectiveKind.ALL_TO_ALL and is_ring)  # It is done as an all-gather.
     return max(size if is_whole else size // len(how.order), limits.PLAN_AHEAD_CHARGE_BYTES)
 
 
