@@ -47,6 +47,8 @@ def test_bounds_that_need_each_other() -> None:
     assert limits.STATE_SEND_QUEUE_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX
     assert limits.STATE_BATCH_BYTES < limits.DATA_MESSAGE_BYTES_MAX
     assert limits.STATE_RANGES_MAX >= limits.STATE_REQUESTS_IN_FLIGHT_MAX
+    # A receiver that begins other calls first keeps small tensors, larger ones (half of its memory: early.c), digests.
+    assert limits.PLANS_AHEAD_BYTES_MAX < limits.DATA_MESSAGES_QUEUED_BYTES_MAX // 2
     # A peer that comes back in time is not counted as dead before its links are given up.
     assert limits.DISCONNECT_GRACE_NS < limits.HEARTBEAT_TIMEOUT_NS
     assert limits.ADMISSION_WAIT_NS < limits.LINK_WAIT_TIMEOUT_NS

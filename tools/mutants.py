@@ -1665,6 +1665,10 @@ ahead-without-bound: protocol.peer:PeerMachine._take_room (unit tests)
   L2: the same by a peer that makes its calls in another order
   - self._early_bytes <= most
   + True
+ahead-with-twice-the-bound: protocol.peer:PeerMachine._take_room (unit tests)
+  L2: the same if larger tensors are ahead, too, which may take the other half of the receiver's memory
+  - limits.PLANS_AHEAD_BYTES_MAX // max(1, len(how.order) - 1)
+  + 2 * limits.PLANS_AHEAD_BYTES_MAX // max(1, len(how.order) - 1)
 wide-sums-are-counted-as-narrow: protocol.peer:_early_bytes (unit tests)
   L2: the same where sums travel around a ring in a wider type
   - tensor.are_sums_wide and is_ring

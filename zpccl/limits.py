@@ -227,10 +227,10 @@ PLAN_AHEAD_BYTES_MAX = 16 * MIB
 comes after all, a peer that began early has to restore its input."""
 PLAN_AHEAD_SMALL_BYTES = 256 * KIB
 """A tensor up to this size is sent before the receiver has begun (ZP__EAGER_TENSOR_BYTES), so it counts below."""
-PLANS_AHEAD_BYTES_MAX = 48 * MIB
+PLANS_AHEAD_BYTES_MAX = 24 * MIB
 """Bytes of such tensors, times receivers, that a peer sends in calls that it has started ahead and that have not ended.
-A receiver that makes other calls first keeps them, within DATA_MESSAGES_QUEUED_BYTES_MAX. Further calls wait for their
-plans."""
+A receiver that makes other calls first keeps them. Half of DATA_MESSAGES_QUEUED_BYTES_MAX may be taken by frames of
+larger tensors (early.c), and the rest also has to hold other messages. Further calls wait for their plans."""
 PLAN_AHEAD_CHARGE_BYTES = 4 * KIB
 """A smaller tensor counts as this many bytes (ZP__EARLY_CHARGE_MIN)."""
 STRAGGLER_WARNING_NS = 10 * SECOND
