@@ -152,7 +152,7 @@ from zpccl.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zpccl.protocol.plans import tensor_of, wire_bytes
+from zpccl.protocol.plans import tensor_of
 from zpccl.protocol.rings import neighbours_of
 from zpccl.types import Algorithm, CollectiveKind
 
@@ -1339,10 +1339,12 @@ def _early_bytes(spec: Spec, how: Reducing | Fetching) -> int:
 
     In a ring a peer receives from one other only, which also passes on what the rest send: then it is a part of that.
     """
-    size = wire_bytes(spec) if isinstance(spec, CollectiveSpec) else 0
-    if not isinstance(spec, CollectiveSpec) or not isinstance(how, Reducing) or size > limits.PLAN_AHEAD_SMALL_BYTES:
+    if not isinstance(spec, CollectiveSpec) or not isinstance(how, Reducing):
         return 0
     tensor, is_ring = tensor_of(spec), how.algorithm == Algorithm.RING
+    size = tensor.wire_bytes
+    if size > limits.PLAN_AHEAD_SMALL_BYTES:
+        return 0
     if tensor.is_quantised:
         size += -(-spec.count // spec.block_size) * limits.QUANTIZATION_PARAMETER_BYTES_MAX
     if tensor.are_sums_wide and is_ring:

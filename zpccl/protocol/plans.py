@@ -32,6 +32,8 @@ from zpccl.protocol.rings import owners_of
 from zpccl.protocol.routes import is_untried, plan, plan_ring, plan_trees_of
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
+_DATATYPES, _QUANTIZED_DATATYPES = frozenset(DataType), frozenset(QuantizedDataType)
+
 
 @dataclass(slots=True, frozen=True)
 class Planned:
@@ -251,9 +253,9 @@ def tensor_of(spec: CollectiveSpec) -> Tensor:
 def wire_bytes(spec: CollectiveSpec) -> int:
     """Approximate bytes of a tensor on the wire; for a quantised one, without the quantisation parameters."""
     if spec.quantization != QuantizationAlgorithm.NONE:
-        known = spec.quantized_datatype in set(QuantizedDataType)
+        known = spec.quantized_datatype in _QUANTIZED_DATATYPES
         return spec.count * (QuantizedDataType(spec.quantized_datatype).bits if known else 8) // 8
-    return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in set(DataType) else 1)
+    return spec.count * (DataType(spec.datatype).itemsize if spec.datatype in _DATATYPES else 1)
 
 
 def _told(rate: int | None) -> int | None:
