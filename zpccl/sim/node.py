@@ -348,6 +348,7 @@ class SimulatedPeer:
             happen()
         if self.is_alive:
             self._rearm()
+            self._rearm_session()
 
     def _take_engine_events(self) -> None:
         unread, self._unread = self._unread, []
@@ -384,17 +385,19 @@ class SimulatedPeer:
             cluster.checkers.on_peer_effect(self, effect)
             self._perform(effect)
         cluster.checkers.on_peer_step(self)
-        cluster.check_deadline(self.name, event, self.clock.world_ns(self.machine.deadline_ns()))
-        self._rearm()
+        cluster.check_deadline(self.name, event, self._rearm())
 
-    def _rearm(self) -> None:
-        """Sets the timers of the machine and of its session. A Tick that is late by much waits a moment more."""
-        cluster, deadline_ns = self._cluster, self.clock.world_ns(self.machine.deadline_ns())
-        if deadline_ns is not None:
-            deadline_ns = max(deadline_ns, self._woken_ns)
-        self._timer = cluster.rearm(self._timer, deadline_ns, lambda: self.handle(events.Tick()))
-        session_ns, tick = self.clock.world_ns(self.session.deadline_ns()), events.Tick()
-        self._session_timer = cluster.rearm(self._session_timer, session_ns, lambda: self.on_session(tick))
+    def _rearm(self) -> int | None:
+        """Sets the timer of the machine, and returns its deadline. A Tick that is late by much waits a moment more."""
+        deadline_ns = self.clock.world_ns(self.machine.deadline_ns())
+        due_ns = None if deadline_ns is None else max(deadline_ns, self._woken_ns)
+        self._timer = self._cluster.rearm(self._timer, due_ns, lambda: self.handle(events.Tick()))
+        return deadline_ns
+
+    def _rearm_session(self) -> int | None:
+        deadline_ns, tick = self.clock.world_ns(self.session.deadline_ns()), events.Tick()
+        self._session_timer = self._cluster.rearm(self._session_timer, deadline_ns, lambda: self.on_session(tick))
+        return deadline_ns
 
     def on_session(self, event: SessionEvent) -> None:
         """Passes an event to the session and performs the effects. Does nothing once the peer machine is closed."""
@@ -410,8 +413,7 @@ class SimulatedPeer:
             cluster.coverage.on_session_event(self.session, event)
         done = self.session.handle(event, self.clock.now_ns())
         self.session.validate()
-        cluster.check_deadline(f"the session of {self.name}", event, self.clock.world_ns(self.session.deadline_ns()))
-        self._rearm()
+        cluster.check_deadline(f"the session of {self.name}", event, self._rearm_session())
         for effect in done:
             if isinstance(effect, effects.OpenSocket):
                 cluster.network.open_socket(self, effect.index)
