@@ -222,6 +222,8 @@ class Registry:
     def whole_hosts(self, peers: Iterable[Peer]) -> list[Peer]:
         """Those of these pending peers whose whole host is among them and has no members, or that have no host."""
         found = list(peers)
+        if not any(peer.host for peer in found):
+            return found
         counts = Counter(peer.host for peer in found)
         taken = {peer.host for peer in self.order}
         return [
@@ -239,7 +241,9 @@ class Registry:
     def namesakes(self) -> list[Peer]:
         """Connected pending peers of a host with the name of another one, of which all peers are connected members."""
         pending = [peer for peer in self.connected_pending() if peer.host]
-        here = [peer for peer in self.order if peer.host and peer.connection is not None] if pending else []
+        if not pending:
+            return []
+        here = [peer for peer in self.order if peer.host and peer.connection is not None]
         counts = Counter(peer.host for peer in here)
         hosts = {peer.host for peer in here if counts[peer.host] == peer.host_size}
         return [peer for peer in pending if peer.host in hosts]

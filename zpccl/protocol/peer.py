@@ -288,11 +288,12 @@ class PeerMachine:
 
     def deadline_ns(self) -> int | None:
         """When the next Tick is due, or None."""
-        deadlines = [self._deadline_ns, self._masters.stay_ns, self._masters.switch_ns]
-        deadlines += [self._host_deadline_ns if self._acceptor.is_led else None]
-        deadlines += [link.retry_ns for link in self._links.values()]
-        deadlines += [next(iter(self._release_ns.values()), None)]  # In the order in which they are due.
-        return min([deadline for deadline in deadlines if deadline is not None], default=None)
+        host_ns = self._host_deadline_ns if self._acceptor.is_led else None
+        release_ns = next(iter(self._release_ns.values()), None)  # In the order in which they are due.
+        deadlines = (self._deadline_ns, self._masters.stay_ns, self._masters.switch_ns, host_ns, release_ns)
+        due = [deadline_ns for deadline_ns in deadlines if deadline_ns is not None]
+        due += [link.retry_ns for link in self._links.values() if link.retry_ns is not None]
+        return min(due, default=None)
 
     def validate(self) -> None:
         """Asserts what always holds between events."""

@@ -204,10 +204,10 @@ class Agreement(Checker):
 
         A peer may be left behind (LEFT_BEHIND) only after a change of the master or after it released a call itself.
         """
-        is_left_behind = isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND)
-        has_cause = node.peer_id in self._have_released or self.cluster.master_crash_count > 0
-        has_cause = has_cause or len(self.cluster.masters) > 1
-        self.cluster.require(has_cause or not is_left_behind, "S1", f"{node.name}: {outcome!r}")
+        if isinstance(outcome, Kicked) and outcome.reason.startswith(LEFT_BEHIND):
+            has_cause = node.peer_id in self._have_released or self.cluster.master_crash_count > 0
+            has_cause = has_cause or len(self.cluster.masters) > 1
+            self.cluster.require(has_cause, "S1", f"{node.name}: {outcome!r}")
         if not has_data(call) or isinstance(outcome, PCCLError):
             return
         attempt = node.committed.get(call.call_id)
@@ -910,9 +910,11 @@ class Patience(Checker):
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Some errors follow from the call itself, whatever the master does."""
+        if not isinstance(outcome, PCCLError):
+            return
         is_passed_over = isinstance(call.request, Connect) or not isinstance(outcome, VersionMismatch)
         self.cluster.require(is_passed_over, "L3", f"{node.name}: {call.request} fails: {outcome!r}")
-        if not self.cluster.faults.fails_nothing or not isinstance(outcome, PCCLError):
+        if not self.cluster.faults.fails_nothing:
             return
         is_earned = isinstance(call.request, Connect) or isinstance(outcome, (TooFewPeers, NoSharedState))
         if "is ahead of the run's" in str(outcome):  # It has trained alone, and the run yielded: its program ends.

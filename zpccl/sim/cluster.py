@@ -337,9 +337,9 @@ class Cluster:
         """Extends current faults: while no master leads, the effects of recent faults are noticed late."""
         now_ns = self.clock.now_ns
         self._felt_until_ns = max(self._felt_until_ns, now_ns + felt_ns)
-        for index, incident in enumerate(self.incidents):
+        for incident in self.incidents:
             if incident.over_ns >= now_ns:
-                self.incidents[index] = replace(incident, over_ns=incident.over_ns + felt_ns)
+                incident.over_ns += felt_ns
 
     def _start_master(self, clock: LocalClock) -> MasterMachine:
         """Makes the machine of a starting master, as the real loop does."""
@@ -364,11 +364,7 @@ class Cluster:
     def end_incident(self, incident: Incident) -> None:
         """Ends a lasting fault; it may still have effects for a while."""
         self.trace("fault", "**", f"over: {incident.kind}")
-        over_ns = max(self.clock.now_ns, self._felt_until_ns) + NOTICE_NS + EFFECT_NS
-        self.incidents = [
-            replace(one, over_ns=over_ns) if one.time_ns == incident.time_ns and one.peers == incident.peers else one
-            for one in self.incidents
-        ]
+        incident.over_ns = max(self.clock.now_ns, self._felt_until_ns) + NOTICE_NS + EFFECT_NS
 
     def has_cause(self, peers: frozenset[bytes], since_ns: int, *, of_removal: bool = False) -> bool:
         """True if a fault that was not over at `since_ns` concerns only peers among `peers`.

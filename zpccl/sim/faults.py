@@ -420,7 +420,7 @@ OUTAGE_SPREAD_NS = 300 * MS
 just below DISCONNECT_GRACE."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Incident:
     """A fault that struck, and the peers that it concerns."""
 
