@@ -48,7 +48,7 @@ def parse_chaos(text: str) -> Chaos:
     """Parses "kill=30s,join=45s". Either part may be left out, and the unit (s or m), which is then seconds.
 
     Raises:
-        InvalidArgument: the text is not of this form.
+        InvalidArgument: the text is not of this form, or a time is longer than a day.
     """
     found: dict[str, float] = {}
     for part in text.split(","):
@@ -56,6 +56,8 @@ def parse_chaos(text: str) -> Chaos:
         seconds = float(match[2]) * (60 if match[3] == "m" else 1) if match else 0.0
         if match is None or seconds <= 0 or match[1] in found:
             raise InvalidArgument(f"chaos {text!r} is not like 'kill=30s,join=45s'")
+        if seconds > limits.GIVEN_TIME_MAX_NS / limits.SECOND:
+            raise InvalidArgument(f"chaos {text!r} has a time of more than a day")
         found[match[1]] = seconds
     return Chaos(found.get("kill"), found.get("join"))
 
