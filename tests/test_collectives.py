@@ -478,6 +478,40 @@ def test_what_a_callback_raises_is_logged_whoever_runs_it(trio: Run, caplog: pyt
     assert [record.name for record in caplog.records if "callback" in record.getMessage()] == ["zpccl.peer"] * 2
 
 
+def test_a_callback_must_not_wait(trio: Run) -> None:
+    """L1: it runs in the thread that answers all calls, which would wait for itself, whatever the timeout."""
+    one, *others = trio.comms
+    x, state = np.ones(1), zpccl.SharedState([zpccl.TensorInfo.from_numpy(np.ones(1), "x")])
+    operand = zpccl.ReduceOperandDescriptor(DataType.DOUBLE)
+    descriptor = zpccl.ReduceOpDescriptor(x, x, zpccl.ReduceDescriptor(1, ReduceOp.SUM, 3, operand))
+    waits: list[Callable[[], object]] = [
+        lambda: one.barrier(tag=1, timeout=1),
+        one.topology,
+        one.barrier_async(tag=2).wait,
+        lambda: one.sync_shared_state(state),
+        lambda: one.all_reduce_multiple_with_retry([descriptor]),
+    ]
+    refused: list[str] = []
+
+    def callback() -> None:
+        assert handle.wait()[0]  # It has ended.
+        for wait in waits:
+            try:
+                wait()
+            except zpccl.InvalidUsage as error:
+                refused.append(error.message)
+        ended.set()
+
+    handle, ended = one.barrier_async(), threading.Event()
+    handle.add_done_callback(callback)
+    for other in [other.barrier_async() for other in others]:
+        other.wait()
+    assert ended.wait(30)
+    assert [text.partition(";")[0] for text in refused] == [
+        "the callback of a collective must not wait for a call"
+    ] * len(waits)
+
+
 def test_a_handle_tells_who_took_part(trio: Run) -> None:
     def reduce(comm: zpccl.Communicator) -> tuple[str, ...]:
         handle = comm.all_reduce_async(np.ones(3))

@@ -50,9 +50,15 @@ class Caller:
         if os.getpid() != self._pid:
             raise InvalidUsage("the communicator belongs to the parent process; make a new one after fork")
 
+    def _check_thread(self, loop: PeerLoop) -> None:
+        """Raises an error in the callback of a collective: its thread answers all calls, and would wait for itself."""
+        if loop.is_own_thread():
+            raise InvalidUsage("the callback of a collective must not wait for a call; let it wake another thread")
+
     def _run(self, call: PendingCall, timeout: float | None = None) -> Any:
         """Makes a call and waits for its result."""
         timeout, loop = checked_seconds(timeout), self._connected()
+        self._check_thread(loop)
         with self._giving_up(loop, [call]):
             loop.call([call])
             self._answer(loop, call, timeout)

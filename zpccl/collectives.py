@@ -72,10 +72,12 @@ class AsyncReduceHandle:
 
         Raises:
             InvalidArgument: the timeout is not a number of seconds.
-            InvalidUsage: in a child process made by fork.
+            InvalidUsage: in a child process made by fork; or in the callback of another collective.
         """
         timeout = checked_seconds(timeout)
         self._communicator._check_process()
+        if not self.done():
+            self._communicator._check_thread(self._loop)
         try:
             with self._communicator._giving_up(self._loop, [self._call]):
                 self._communicator._answer(self._loop, self._call, timeout)
@@ -95,8 +97,8 @@ class AsyncReduceHandle:
         """Calls `callback` once the collective has ended; if it has ended already, at once, in the caller's thread.
 
         Otherwise the thread that answers all calls of this communicator runs the callback, so it must return at once:
-        it may wake another thread, but must neither wait nor call the communicator. An exception that it raises is
-        logged.
+        it may wake another thread, but must not wait; a call that waits raises InvalidUsage there. An exception that it
+        raises is logged.
 
         Raises:
             InvalidArgument: the callback is not callable.
@@ -408,6 +410,7 @@ class Collectives(Caller):
             raise InvalidArgument(f"descriptors is a {type(descriptors).__name__}, not a list of ReduceOpDescriptor")
         descriptors = tuple(descriptors)
         loop = self._connected()
+        self._check_thread(loop)
         pending = [arguments.all_reduce_of(descriptor, algorithm) for descriptor in descriptors]
         if len({descriptor.reduce_descriptor.tag for descriptor in descriptors}) < len(pending):
             raise InvalidArgument("descriptors must have different tags")

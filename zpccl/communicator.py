@@ -453,6 +453,7 @@ class Communicator(Collectives):
             InvalidUsage: not connected.
         """
         seconds, loop = checked_seconds(timeout), self._admitted()
+        self._check_thread(loop)
         future = loop.ask_measurements()
         if not wait(future, seconds):
             address = ",".join(self._masters)
@@ -502,6 +503,7 @@ class Communicator(Collectives):
             InternalError: the system has no descriptor to give.
         """
         loop = self._admitted()
+        self._check_thread(loop)
         if not isinstance(state, SharedState):
             raise InvalidArgument(f"state is a {type(state).__name__}, not a SharedState")
         if not is_member(strategy, SharedStateSyncStrategy):
