@@ -53,6 +53,13 @@ def test_every_error(kind: type[PCCLError]) -> None:
     assert kind.__doc__
 
 
+def test_nobody_controls_a_terminal() -> None:
+    """Names of peers and of their tensors, and reasons of a master, are part of errors, which programs print."""
+    error = pickle.loads(pickle.dumps(PeerLost("lost \x1b[2J\nbob ä", peers=["bob"])))
+    assert str(error) == r"RANK_CONNECTION_LOST: lost \x1b[2J\nbob ä"
+    assert error.args == (error.message,)
+
+
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 def test_errors_travel_between_processes(kind: type[PCCLError]) -> None:
     """As multiprocessing and torch.distributed.elastic send them."""

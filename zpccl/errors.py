@@ -33,8 +33,17 @@ class Result(enum.IntEnum):
     TOPOLOGY_OPTIMIZATION_FAILED = 12
 
 
+def printable(text: str) -> str:
+    """The text, with escapes for the characters that are not printable."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class PCCLError(RuntimeError):
     """Root of all errors of zpccl. It is a RuntimeError, which programs that use torch.distributed catch.
+
+    Masters and other peers choose parts of the text, so line ends and control characters are escaped in it.
 
     Attributes:
         result: the `Result` code.
@@ -46,8 +55,8 @@ class PCCLError(RuntimeError):
     def __init__(self, message: str = "", *, result: Result | None = None, function: str = "") -> None:
         self.result = self.default_result if result is None else result
         self.function = function
-        self.message = message
-        super().__init__(message)
+        self.message = printable(message)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         place = f"{self.function}: " if self.function else ""

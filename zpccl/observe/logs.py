@@ -10,6 +10,7 @@ import sys
 import warnings
 
 from zpccl import limits
+from zpccl.errors import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -102,7 +103,7 @@ class BoundedLog:
             self._begin_ns, self._written, self._suppressed = now_ns, 0, 0
         if self._written < (lines_max if level >= logging.WARNING else lines_max // 2):
             self._written += 1
-            self._logger.log(level, "%s", _printable(text))
+            self._logger.log(level, "%s", printable(text))
         else:
             self._suppressed += 1
 
@@ -119,10 +120,3 @@ class RefusalLog(BoundedLog):
         """Counts and logs one refusal."""
         self.refused_count += 1
         self.write(logging.WARNING, f"refused {text}", now_ns)
-
-
-def _printable(text: str) -> str:
-    """The text, with escapes for the characters that are not printable."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
