@@ -117,6 +117,15 @@ def test_json_is_written_whole_and_folders_are_made(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["file.json"]
 
 
+def test_a_new_file_replaces_nothing_but_a_file(tmp_path: Path) -> None:
+    """As root, --json /dev/null or /dev/stdout would replace the device, or the link."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert common.new_file(str(tmp_path / "link")) == (tmp_path / "file").resolve()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(argparse.ArgumentTypeError, match="exists and is not a regular file"):
+        common.new_file(str(tmp_path / "pipe"))
+
+
 def test_a_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     common.print_table("Title", ["name", "n"], [["a", "1"], ["longer", "1000"]])
     assert capsys.readouterr().out == (
@@ -157,7 +166,7 @@ def test_arguments_out_of_range_are_refused(words: list[str], capsys: pytest.Cap
         (["uneven", "--connections", "-1"], "is not a whole number from 0"),
         (["quantise", "--blocks", "5000"], "is not a whole number from 1 to 4096"),
         (["join", "--members", "15"], "is not a whole number from 2 to 14"),
-        (["allreduce", "--json", "."], "'.' is a folder"),
+        (["allreduce", "--json", "."], "'.' exists and is not a regular file"),
         (["wan", "--plot", f"{__file__}/plot.png"], "File exists"),
     ],
 )

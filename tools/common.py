@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import signal
 import statistics
@@ -127,18 +128,19 @@ def _number(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """Parses the path of a file to be written, and makes its folder, for argparse.
+    """Parses the path of a file to be written, and makes its folder, for argparse. A symbolic link is followed.
 
     Raises:
-        argparse.ArgumentTypeError: there can be no such file.
+        argparse.ArgumentTypeError: there can be no such file, or it would replace something that is no file.
     """
-    path = Path(text)
+    path = Path(os.path.realpath(text))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_other = path.exists() and not path.is_file()
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder")
+    if is_other:
+        raise argparse.ArgumentTypeError(f"{text!r} exists and is not a regular file")
     return path
 
 
