@@ -143,3 +143,14 @@ def test_requirements_of_an_unknown_extra_are_an_error() -> None:
     done = run_python(ROOT / "tools/requirements.py", "nonsense")
     assert done.returncode == 1
     assert "nonsense" in done.stderr
+
+
+def test_what_only_linux_has_is_listed() -> None:
+    """docs/portability.md names each module that uses a function or constant of Linux which macOS lacks."""
+    listed = (ROOT / "docs/portability.md").read_text(encoding="utf-8").partition("## What macOS still needs")[2]
+    for path in PACKAGE.rglob("*.py"):
+        name, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
+        for what in ("os.eventfd", "os.pidfd_open", "os.sched_getaffinity", "select.epoll", "MADV_HUGEPAGE"):
+            if what in text:
+                rows = [row for row in listed.splitlines() if what in row]
+                assert any(f"`{name}`" in row or f"`{name.partition('/')[0]}`" in row for row in rows), (name, what)
