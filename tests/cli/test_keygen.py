@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +47,16 @@ def test_a_full_disk_leaves_no_file(
     written = capsys.readouterr()
     assert "cannot write" in written.err and written.out == "" and not list(tmp_path.iterdir())
     assert main(command) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_public_key_that_cannot_be_printed_leaves_no_file(tmp_path: Path) -> None:
+    """Nothing prints it a second time, so the command has to be given again."""
+    command = [sys.executable, "-m", "zpccl.cli.main", "keygen", "--peer", "alice", "--out", str(tmp_path / "key")]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "zpccl: [Errno 28] No space left on device\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_key_pairs_make_an_allow_list(

@@ -117,9 +117,13 @@ def _keygen(name: str | None, out: str | None) -> int:
             _write_private(Path(out), secret)
         return 0
     checked_name(name)
-    key = new_private_key()
-    _write_private(Path(out or f"{name}.key"), key)
-    print(f"{public_key_of(key)} {name}")
+    key, path = new_private_key(), Path(out or f"{name}.key")
+    _write_private(path, key)
+    try:
+        print(f"{public_key_of(key)} {name}", flush=True)
+    except OSError:  # Nothing prints the public key a second time, and the file would block the next try.
+        path.unlink()
+        raise
     return 0
 
 
