@@ -68,6 +68,15 @@ def test_says_where_it_listens_and_stops_cleanly(number: int) -> None:
         assert "Traceback" not in errors and "WARNING" not in errors
 
 
+def test_ctrl_c_before_it_listens(tmp_path: Path) -> None:
+    """No traceback; the status of a program that SIGINT ends."""
+    pipe = tmp_path / "secret"
+    os.mkfifo(pipe, 0o600)
+    with master("--bind", "127.0.0.1:0", "--secret-file", str(pipe)) as child, pipe.open("w"):  # It has opened it, too.
+        child.send_signal(signal.SIGINT)
+        assert ends(child) == (128 + signal.SIGINT, "", "zpccl-master: interrupted\n")
+
+
 def test_serves_though_its_output_cannot_be_written() -> None:
     with open("/dev/full", "w") as full:
         child = subprocess.Popen([*COMMAND, "--bind", "127.0.0.1:0"], stdout=full, stderr=subprocess.PIPE, text=True)

@@ -124,6 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
             metrics.close()
         print(f"zpccl-master: {error.message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # While it reads the secret from a pipe, or looks up a name.
+        print("zpccl-master: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
     def end(*_: object) -> None:
         signal.set_wakeup_fd(-1)  # The loop is awake, and is about to close the descriptor.
