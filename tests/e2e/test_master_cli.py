@@ -125,6 +125,7 @@ def test_help() -> None:
         (["--heartbeat-timeout", "0"], "--heartbeat-timeout"),
         (["--heartbeat-timeout", "nan"], "--heartbeat-timeout"),
         (["--heartbeat-timeout", "x"], "--heartbeat-timeout"),
+        (["--recovery-grace", "86401"], "--recovery-grace must be between 0 and 86400 seconds"),  # As of a MasterNode.
         (["--straggler-timeout", "0.5"], "--straggler-timeout"),
         (["--straggler-timeout", "nan"], "--straggler-timeout"),
         (["surplus"], "surplus"),
