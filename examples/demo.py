@@ -218,6 +218,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.steps < 12:
         parser.error("--steps: the story needs at least 12")
+    if not args.out.parent.is_dir():  # Not only after a minute of training.
+        parser.error(f"--out: there is no folder {args.out.parent}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Ends the children, too.
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

@@ -165,6 +165,12 @@ def test_nobody_listens_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_demo_says_at_once_that_it_cannot_write_the_plot(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "nowhere" / "demo.png")]
+    ended = subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2 and f"there is no folder {tmp_path / 'nowhere'}" in ended.stderr
+
+
 @pytest.mark.alone
 def test_demo_shows_a_kill_and_a_join(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
