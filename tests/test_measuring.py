@@ -140,6 +140,24 @@ def test_each_path_has_its_rate(hosts: Hosts) -> None:
     assert Prober(hosts.engines[0], 0).probe(peers_of(3)[1:]), "the channel is free again"
 
 
+@pytest.mark.parametrize("chooses_senders", [False, True])
+def test_a_number_of_connections_that_the_user_sets_is_used_as_it_is(chooses_senders: bool) -> None:
+    """Nothing would use the others again. A number that is chosen begins small, and grows with the rate."""
+    with contextlib.closing(Hosts(2, connections=8)) as mesh:
+        engine = mesh.engines[0]
+        used: list[int] = []
+        set_senders = engine.set_senders
+
+        def note(peer: bytes, senders: int) -> None:
+            used.append(senders)
+            set_senders(peer, senders)
+
+        engine.set_senders = note  # type: ignore[method-assign]
+        assert Prober(engine, 0, chooses_senders=chooses_senders).probe([peer_id(1)])
+        assert used[:1] == ([limits.LINK_CONNECTIONS_DEFAULT] if chooses_senders else [])
+        assert chooses_senders or engine.link_state(peer_id(1)).senders >= 8
+
+
 def flow(link_id: int, *acked_bytes: int) -> LinkFlow:
     """What TCP counts for a link that always has bytes to send."""
     count = len(acked_bytes)

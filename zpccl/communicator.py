@@ -427,7 +427,8 @@ class Communicator(Collectives):
         peers = [peer_id for peer_id, group, _ in members if group == self._group]
         if unmeasured and len(peers) > 1:
             own = loop.options.peer_id
-            measure_paths(peers, measured, own, Prober(loop.engine, peers.index(own)).probe, self._meet)
+            prober = Prober(loop.engine, peers.index(own), chooses_senders=not self._connections)
+            measure_paths(peers, measured, own, prober.probe, self._meet)
 
     def _meet(self, round_count: int, measured: tuple[PathSample, ...]) -> None:
         data = np.zeros(round_count + 1, np.uint8)  # With another number of rounds it is another call.

@@ -95,10 +95,12 @@ class Prober:
     Args:
         engine: the engine whose links are used.
         rank: of this peer.
+        chooses_senders: False if the user has set the number of connections, all of which are used.
     """
 
-    def __init__(self, engine: Engine, rank: int) -> None:
+    def __init__(self, engine: Engine, rank: int, *, chooses_senders: bool = True) -> None:
         self._engine = engine
+        self._chooses_senders = chooses_senders
         with socket.socket() as far:
             self._is_bbr = ask_for_bbr(far)  # As far connections do.
         self._channel = PROBE_CHANNEL + rank
@@ -124,7 +126,8 @@ class Prober:
         return samples
 
     def _probe(self, peers: Sequence[bytes]) -> tuple[PathSample, ...]:
-        senders = self._use(peers[0], limits.LINK_CONNECTIONS_DEFAULT) if len(peers) == 1 else 0
+        is_chosen = self._chooses_senders and len(peers) == 1
+        senders = self._use(peers[0], limits.LINK_CONNECTIONS_DEFAULT) if is_chosen else 0
         begin_ns = time.monotonic_ns()
         end_ns = begin_ns + _duration_ns(peers)
         taken = [self._take(peers)]
