@@ -175,6 +175,21 @@ def test_a_rate_does_not_hang_on_the_first_and_last_count() -> None:
     assert 200_000 < burst.sent_bytes < 206_000 and burst.busy_us == even.busy_us
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_connection_that_is_lost_makes_no_path_slow(is_replaced: bool) -> None:
+    """L2: the rate holds for hours, and what attempts show does not raise it. One of two connections is lost, and sent
+    half of the bytes until then; it is replaced at once, or the other one sends the rest as fast as both did."""
+    a = peer_id(0)
+    taken = []
+    for turn in range(21):
+        late = max(0, turn - 10)
+        one = turn * 5000 if turn < 10 else late * 5000 * is_replaced
+        other = turn * 5000 + (0 if is_replaced else late * 5000)
+        taken.append((turn * limits.PROBE_SAMPLE_NS, {a: flow(1, 10**9 * (turn < 10) + one, other)}))
+    (sample,) = _samples([a], taken)
+    assert 190_000 < sample.sent_bytes < 210_000
+
+
 def test_a_link_that_is_replaced_shows_nothing() -> None:
     a, b = peers_of(2)
     taken = [(turn * limits.PROBE_SAMPLE_NS, {a: flow(turn // 5, turn * 6000)}) for turn in range(10)]

@@ -15,6 +15,7 @@ The user's thread does all this. `Prober` owns the channel and its mailbox.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -219,7 +220,9 @@ def _samples(peers: Sequence[bytes], taken: Sequence[_Taken]) -> Iterator[PathSa
     seconds = [(then_ns - begin_ns) / limits.SECOND for then_ns, _ in taken]
     for peer in peers:
         if _moved(before.get(peer), after.get(peer)) and end_ns > begin_ns:
-            moved = [_moved(before[peer], flows.get(peer)) for _, flows in taken]
+            # Step by step: the count of a connection that is lost, or replaced, falls to 0.
+            steps = (_moved(flows.get(peer), later.get(peer)) for (_, flows), (_, later) in itertools.pairwise(taken))
+            moved = list(itertools.accumulate(steps, initial=0))
             sent_bytes = max(1, round(np.polyfit(seconds, moved, 1)[0] * seconds[-1]))
             busy_us = max(1, (end_ns - begin_ns) // limits.US)
             yield PathSample(peer, sent_bytes, busy_us, after[peer].round_trip_us or 0, True, True)
