@@ -182,6 +182,19 @@ def test_rows_for_a_peer_that_is_lost(trio: Run) -> None:
     assert still_works(trio)
 
 
+def test_rows_of_a_peer_that_is_in_no_group() -> None:
+    """L1: no peer was lost, so a program must not make new rows and call again."""
+    comm = zpccl.Communicator("127.0.0.1:1")
+    for call in (comm.all_to_all, comm.all_to_all_async):
+        with pytest.raises(zpccl.InvalidUsage, match="not connected"):
+            call(np.ones((3, 2)))
+    with pytest.raises(zpccl.InvalidUsage, match="not connected"):
+        comm.all_gather(np.ones(3), np.empty(3))
+    comm.close()
+    with pytest.raises(zpccl.InvalidUsage, match="closed"):
+        comm.all_to_all(np.ones((3, 2)))
+
+
 def test_reduce_scatter_into_the_callers_memory(trio: Run) -> None:
     """The parts have 4, 3 and 3 elements. If there is more room than the part needs, the rest does not change."""
 

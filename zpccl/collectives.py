@@ -428,6 +428,7 @@ class Collectives(Caller):
         return replace(info, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
 
     def _world_size(self) -> int:
+        self._admitted()
         return max(len(self._group_members()), 1)
 
     def _launch(self, call: Collective) -> AsyncReduceHandle:
