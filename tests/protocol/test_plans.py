@@ -384,6 +384,22 @@ def test_what_cannot_be_measured_is_not_asked_for_again() -> None:
     assert [optimise(run), optimise(run)] == [2, 0]
 
 
+def test_a_path_that_falls_is_measured_again() -> None:
+    """L2: within the hour, too, but only once for each fall: a path without a link cannot be measured."""
+    run = Run(PAIRS)
+    assert optimise(run) == 3
+    probe(run)
+    assert optimise(run) == 0
+    run.rates, run.busy_seconds = {pair: rate // 10 for pair, rate in PAIRS.items()}, {"ac": 11}
+    for _ in range(2):
+        run.tick(limits.SECOND)
+        run.plan(count=2 * COUNT)
+        run.end(duration_us=16_000_000)
+        assert [optimise(run), optimise(run)] == [2, 0], "the later end of the path, and those after it"
+    probe(run)
+    assert optimise(run) == 0
+
+
 def test_only_newcomers_are_measured() -> None:
     run = Run(PAIRS)
     optimise(run)

@@ -196,6 +196,11 @@ class Matrix(Generic[P]):
         known = self._known(one, other)
         return len(known) == 2 and all(estimate.was_probed(now_ns) for estimate in known)
 
+    def is_doubted(self, one: P, other: P, since_ns: int) -> bool:
+        """True if a path was measured on purpose, and an attempt after this time has contradicted that."""
+        known = self._known(one, other)
+        return any(estimate.is_probed and estimate.is_doubted and estimate.seen_ns > since_ns for estimate in known)
+
     def forget(self, peer: P) -> None:
         """Forgets a lost peer."""
         self.changes += 1

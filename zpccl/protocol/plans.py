@@ -124,17 +124,22 @@ class Planner:
         been measured on purpose within RATE_DOUBLING, to the end of the list.
 
         This may not show everything, as where two members have no link. So the same members are not asked again before
-        RATE_DOUBLING.
+        RATE_DOUBLING, unless an attempt has contradicted a measurement since then.
         """
         members = tuple(self._registry.members())
         asked, asked_ns = self._asked
-        if asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS:
-            return 0
+        is_again = asked == members and now_ns - asked_ns < limits.RATE_DOUBLING_NS
         groups: dict[int, list[Peer]] = {}
+
+        def is_due(one: Peer, other: Peer) -> bool:
+            if is_again:
+                return self.matrix.is_doubted(one, other, asked_ns)
+            return not self.matrix.is_probed(one, other, now_ns)
+
         for place, peer in enumerate(members):
             before = groups.setdefault(peer.group, [])
             is_small = self._registry.member_count(peer.group) <= limits.DIRECT_PEERS_MAX
-            if is_small and not all(self.matrix.is_probed(peer, other, now_ns) for other in before):
+            if is_small and any(is_due(peer, other) for other in before):
                 self._asked = members, now_ns
                 return len(members) - place
             before.append(peer)
