@@ -62,7 +62,7 @@ specs = st.builds(
     st.integers(1, 2**31),
     bytes_,
 )
-ranks = st.integers(0, limits.DIRECT_PEERS_MAX - 1)
+ranks = st.integers(0, 2)
 entries = st.builds(m.StateEntry, keys, bytes_, naturals, st.booleans(), digests)
 faults = st.none() | ids
 neighbours = st.builds(m.Neighbour, ids, names, addresses, st.booleans())
@@ -440,8 +440,8 @@ def test_bounds_of_peer_messages(data: bytes) -> None:
         m.Plan(1, (), m.Reducing((), 1, 5)),
         m.Plan(1, (), m.Reducing((), 0)),
         m.Plan(1, (), m.Reducing((), limits.FRAME_BYTES_MAX + 1)),
-        m.Plan(1, (), m.Reducing((), 1, Algorithm.TREES, (m.Lane(limits.LANE_SHARE_MAX + 1, 0),))),
-        m.Plan(1, (), m.Reducing((), 1, Algorithm.TREES, (m.Lane(1, limits.DIRECT_PEERS_MAX),))),
+        m.Plan(1, (), m.Reducing((m.NO_ID,), 1, Algorithm.TREES, (m.Lane(limits.LANE_SHARE_MAX + 1, 0),))),
+        m.Plan(1, (), m.Reducing((m.NO_ID,) * 129, 1, Algorithm.TREES, (m.Lane(1, limits.DIRECT_PEERS_MAX),))),
         m.Refused(9, ""),  # type: ignore[arg-type]
         m.Kick(1, "r" * 4097),
         m.Welcome(b"", 1),
@@ -462,6 +462,8 @@ def test_bounds_of_master_messages(message: Any) -> None:
         (Algorithm.TREES, 3, (m.Lane(1, 0, (0, 0)),)),
         (Algorithm.TREES, 3, (m.Lane(0, 0), m.Lane(0, 1))),
         (Algorithm.TREES, 3, (m.Lane(1, 0), m.Lane(1, 1, (1, 1, 1, 1)))),
+        (Algorithm.TREES, 3, (m.Lane(1, 0), m.Lane(1, 3))),
+        (Algorithm.TREES, 3, (m.Lane(1, 0, (0, 3, 0)),)),
         (Algorithm.TREES, 128, (m.Lane(1, 0, (0,) * 128),) * (limits.LANES_MAX + 1)),
     ],
 )

@@ -469,6 +469,8 @@ class Reducing(_Message, tag="reduce", frozen=True):
             raise ValueError("no lane has a share")
         if any(lane.parents and len(lane.parents) != len(self.order) for lane in self.lanes):
             raise ValueError("a lane names one parent for each participant, or none")
+        if any(max((lane.root, *lane.parents)) >= len(self.order) for lane in self.lanes):
+            raise ValueError("a lane names a rank that no participant has")
         if sum(len(lane.parents) for lane in self.lanes) > limits.LANE_PARENTS_MAX:
             raise ValueError(f"lanes name more than {limits.LANE_PARENTS_MAX} parents")
 
