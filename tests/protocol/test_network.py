@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,6 +168,20 @@ def test_the_path_is_no_part_of_the_work() -> None:
 @pytest.mark.parametrize("size", [limits.SMALL_TENSOR_BYTES + 1, limits.SPEED_TENSOR_BYTES - 1])
 def test_tensors_between_show_nothing(size: int) -> None:
     assert Speeds().learn(Route(DIRECT, ORDER), UNKNOWN, Tensor(size), 10**9) == Speeds()
+
+
+@pytest.mark.parametrize(("size", "count"), [(8, 1), (limits.SMALL_TENSOR_BYTES + 1, 0)])
+def test_learning_costs_little(size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each commit learns, and among 128 peers a model takes milliseconds of the master's time."""
+    made: list[Model] = []
+
+    def make(*facts: Any) -> Model:
+        made.append(Model(*facts))
+        return made[-1]
+
+    monkeypatch.setattr("zpccl.protocol.network.Model", make)
+    Speeds().learn(Route(DIRECT, ORDER), UNKNOWN, Tensor(size), limits.SECOND)
+    assert len(made) == count
 
 
 @pytest.mark.parametrize("algorithm", [RING, DIRECT, TREES])

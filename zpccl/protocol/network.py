@@ -190,16 +190,18 @@ class Speeds:
         A small tensor shows the latency of a hop beyond that of its path. A large one shows the rate of its algorithm,
         unless what is known about the network explains the time. Then the algorithm can do at least as much.
         """
+        if tensor.wire_bytes <= limits.SMALL_TENSOR_BYTES:
+            model = Model(network, tensor, replace(self, hop_ns=0))
+            on_paths_ns = model.latency_ns(route)
+            if on_paths_ns is None:
+                return self
+            hop_ns = max(0, duration_ns - on_paths_ns) // model.hop_count(route)
+            return replace(self, hop_ns=_blend(self.hop_ns, hop_ns))
+        if tensor.wire_bytes < limits.SPEED_TENSOR_BYTES:
+            return self
         model = Model(network, tensor, self)
         latency_ns = model.latency_ns(route)
         if latency_ns is None:
-            return self
-        if tensor.wire_bytes <= limits.SMALL_TENSOR_BYTES:
-            on_paths_ns = Model(network, tensor, replace(self, hop_ns=0)).latency_ns(route) or 0
-            return replace(
-                self, hop_ns=_blend(self.hop_ns, max(0, duration_ns - on_paths_ns) // model.hop_count(route))
-            )
-        if tensor.wire_bytes < limits.SPEED_TENSOR_BYTES:
             return self
         # A latency that was measured too high must not make the rate unbounded.
         moving_ns = max(duration_ns - latency_ns, duration_ns // 2, 1)
