@@ -165,6 +165,14 @@ def test_a_success_takes_doubts_of_all_links_away() -> None:
         finish(bench, call_id + 1)
 
 
+def test_a_success_looks_at_no_link_while_none_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing the links takes milliseconds of the master's time among 128 peers."""
+    bench = bench_of()
+    planned(bench, 1)
+    monkeypatch.delattr("zpccl.protocol.kinds.collective.plan_edges")
+    finish(bench, 1)
+
+
 def test_a_success_with_less_on_each_link_proves_nothing() -> None:
     """A link of an exchange carries only a part of what a link of a ring carries."""
     bench = bench_of("abc")

@@ -221,13 +221,17 @@ class Paths:
                 fault.doubts += 1
             fault.seen_ns, fault.count = now_ns, max(fault.count, count)
 
+    @property
+    def has_faults(self) -> bool:
+        """False if there is nothing that `trust` could clear."""
+        return bool(self._faults)
+
     def trust(self, edges: Sequence[tuple[Peer, Peer]], count: int) -> None:
         """An attempt with `count` elements succeeded on these links."""
-        if self._faults:
-            for one, other in edges:
-                fault = self._faults.get(frozenset((one, other)))
-                if fault is not None and fault.count <= count:
-                    del self._faults[frozenset((one, other))]
+        for one, other in edges:
+            fault = self._faults.get(frozenset((one, other)))
+            if fault is not None and fault.count <= count:
+                del self._faults[frozenset((one, other))]
 
     def _live_faults(self, now_ns: int) -> dict[Edge, Fault]:
         """Faults that have not expired, of links whose ends have not been lost."""

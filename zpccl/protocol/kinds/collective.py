@@ -493,7 +493,8 @@ class Collectives(Kind[Reduction]):
             self._ahead.pop(attempt.key, None)  # The peers that hear of it drop them, too.
         if verdict.is_commit:
             self._outbox.counts.commits += 1
-            self._paths.trust(attempt.edges, attempt.link_count)
+            if self._paths.has_faults:  # It uses up to N (N - 1) / 2 links.
+                self._paths.trust(attempt.edges, attempt.link_count)
             peers, now_ns = attempt.order, self._outbox.now_ns
             return self.planner.learn(attempt.spec, attempt.how, peers, attempt.reports, now_ns)
         have_all_survived = len(survivors) == len(attempt.calls)
