@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e.harness import until
-from e2e.local import Run, finish, local_run
+from e2e.local import Run, failure, finish, local_run
 
 import zpccl
 from zpccl import arguments
 from zpccl.arguments import Collective
 from zpccl.collectives import _wait_with_retry, _windows
 from zpccl.control.calls import part_of
+from zpccl.engine.engine import ReducePlan
 from zpccl.errors import Result
 from zpccl.protocol.messages import CollectiveSpec
 from zpccl.protocol.paths import Paths
@@ -406,9 +408,33 @@ def test_no_memory_for_the_result_fails_the_attempt_for_all(trio: Run, monkeypat
 
     monkeypatch.setattr("zpccl.arguments.new_tensor", refuse)
     errors = trio.errors(lambda comm: comm.all_gather(np.ones(5)))
-    assert all(isinstance(error, zpccl.PeerLost) and "no room" in str(error) for error in errors), errors
+    assert all(isinstance(error, zpccl.InternalError) and "no room" in str(error) for error in errors), errors
     monkeypatch.undo()
     assert still_works(trio)
+
+
+def test_a_peer_that_cannot_start_does_not_retry(trio: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: it hears why, and the others try again until it calls again."""
+
+    def refuse(plan: ReducePlan) -> None:
+        raise OSError(errno.EINVAL, "refused")
+
+    def reduce(comm: zpccl.Communicator) -> zpccl.ReduceInfo:
+        tensor = np.ones(100, np.float32)
+        operand = zpccl.ReduceOperandDescriptor(DataType.FLOAT, zpccl.DistributionHint.NONE)
+        how = zpccl.ReduceDescriptor(tensor.size, ReduceOp.SUM, 1, operand)
+        return comm.all_reduce_multiple_with_retry([zpccl.ReduceOpDescriptor.from_numpy(tensor, tensor, how)])
+
+    loop = trio.comms[0]._loop
+    assert loop is not None
+    monkeypatch.setattr(loop.engine, "start_reduce", refuse)
+    first, *others = [trio.start(reduce, comm) for comm in trio.comms]
+    error = failure(first)
+    assert isinstance(error, zpccl.InternalError) and "peer0 cannot start: refused" in str(error)
+    assert not any(future.done() for future in others)
+    monkeypatch.undo()
+    for future in (trio.start(reduce, trio.comms[0]), *others):
+        assert finish(future).local_world_size == 3
 
 
 class Votes:

@@ -170,6 +170,7 @@ class Collectives(Caller):
             CollectiveMismatch: peers gave different arguments.
             OperationTimeout: `timeout` ran out.
             InvalidArgument, InvalidUsage: the call is not allowed with these arguments, or now; the error says why.
+            InternalError: this peer cannot start, for lack of memory for instance. All others get PeerLost.
         """
         call = arguments.all_reduce(
             send, recv, op, tag, operand_descriptor, quantization_options, algorithm, restore=restore
@@ -404,6 +405,7 @@ class Collectives(Caller):
             TooFewPeers: the group has shrunk to one member, or to fewer than `min_world_size`.
             CollectiveMismatch: peers gave different arguments.
             InvalidArgument, InvalidUsage: the call is not allowed with these arguments, or now; the error says why.
+            InternalError: this peer cannot start, for lack of memory for instance. The others try again.
         """
         max_in_flight = checked_int(max_in_flight, "max_in_flight", 1)
         if not isinstance(descriptors, Iterable):

@@ -77,6 +77,7 @@ class PendingCall:
         peers: id and name of all participants, in order of ids, once the plan has come.
         place: this peer's index in `peers`.
         error: the answer, while the old contents of its memory are put back.
+        fault: why this peer could not start the last attempt, if another one would fail in the same way.
         start: the attempt that begins once they are back, in place of one that was planned ahead.
         measured: what paths have carried before, for the report.
     """
@@ -94,6 +95,7 @@ class PendingCall:
     tx_bytes: int = field(default=0, init=False)
     rx_bytes: int = field(default=0, init=False)
     error: PCCLError | None = field(default=None, init=False)
+    fault: str = field(default="", init=False)
     start: StartReduce | None = field(default=None, init=False)
     measured: tuple[PathSample, ...] = field(default=(), init=False)
     _store_lock: threading.Lock = field(default_factory=threading.Lock, init=False)

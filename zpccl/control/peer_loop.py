@@ -64,7 +64,7 @@ from zpccl.engine.engine import (
     MessageReceived,
     ReduceDone,
 )
-from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError
+from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError, PeerLost
 from zpccl.observe.logs import BoundedLog
 from zpccl.protocol import effects, events
 from zpccl.protocol.messages import CollectiveSpec, Hello, Measurements, Member, PathSample, Spec, Vote, encode
@@ -644,11 +644,15 @@ class PeerLoop:
         if isinstance(effect, effects.Resolve):
             future = call.future
             del call  # Its tensors may take long to free: the user's thread does that, once it has the answer.
-            future.set_result(effect.value)
-        elif call in self._restoring:
-            call.error = effect.error
+            return future.set_result(effect.value)
+        error = effect.error
+        if call.fault and isinstance(error, PeerLost):  # For the others. Here the call would fail again.
+            error = InternalError(call.fault)
+        if call in self._restoring:
+            call.error = error
         else:
-            self._refuse([call], effect.error)
+            self._refuse([call], error)
+        return None
 
     def _show_measurements(self, measurements: Measurements) -> None:
         with self._lock:
@@ -686,6 +690,7 @@ class PeerLoop:
             call.start = effect
             return
         names = {member.peer_id: member.name for member in self._machine.members}
+        call.fault = ""
         try:
             plan = call.plan(effect, self.options.peer_id, names)
             if plan.count:
@@ -696,7 +701,10 @@ class PeerLoop:
                 self._post(events.ReduceDone(effect.attempt_id))
         except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # RuntimeError: torch is out of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-            self._post(events.ReduceDone(effect.attempt_id, error=f"{self.options.name} cannot start: {reason}"))
+            text = f"{self.options.name} cannot start: {reason}"
+            if getattr(error, "errno", None) != errno.ENOTCONN:  # A link may come back.
+                call.fault = text
+            self._post(events.ReduceDone(effect.attempt_id, error=text))
 
     def _withhold_digest(self, call: PendingCall, now_ns: int) -> None:
         """From now on the digest of a call's result is not sent. The machine learns if it was sent before."""
