@@ -307,13 +307,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.resume and not (args.checkpoint and args.checkpoint.is_file()):
         parser.error("--resume needs --checkpoint with a file that exists")
+    if args.seed < 0 or args.inner_steps < 1:
+        parser.error("--seed must be at least 0, and --inner-steps at least 1")
     try:
         with open(args.json_log, "w") as log:
             train(args, log)
     except KeyboardInterrupt:
         print("interrupted: left the run, the others go on", flush=True)
         return 130
-    except zpccl.PCCLError as error:
+    except (zpccl.PCCLError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

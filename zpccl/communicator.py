@@ -384,7 +384,6 @@ class Communicator(Collectives):
         """Admits pending peers. All members of all groups must call it.
 
         Raises:
-            UpdateTopologyFailed: it can be tried again.
             PendingAsyncOps: collectives are in flight.
             InvalidUsage: not connected, or other peers made other calls.
         """
@@ -410,13 +409,12 @@ class Communicator(Collectives):
         possible; then it does so to all others at once, for three seconds. For N members these are 2 (N - 1) rounds of
         a second, and N of three seconds, at most 16; between two rounds all meet. Members that have called it before do
         not repeat it for a newcomer, and if all paths were measured within the hour, or have carried since what was
-        expected, it returns at once. Paths within a host are not measured.
+        expected, it returns at once. Paths within a host are not measured. If a member is lost, it ends early.
 
         Collectives on large tensors measure their paths as well, but less exactly. In uneven networks they take a
         third longer without this call.
 
         Raises:
-            TopologyOptimizationFailed: it can be tried again.
             PendingAsyncOps: collectives are in flight.
             InvalidUsage: not connected, or other peers made other calls.
         """

@@ -263,13 +263,13 @@ class CheckpointDamaged(PCCLError):
 
 
 class UpdateTopologyFailed(PCCLError):
-    """The topology could not be updated. It can be tried again."""
+    """The topology could not be updated. It can be tried again. This release never raises it; PCCL does."""
 
     default_result = Result.UPDATE_TOPOLOGY_FAILED
 
 
 class TopologyOptimizationFailed(PCCLError):
-    """The topology could not be optimised. It can be tried again."""
+    """The topology could not be optimised. It can be tried again. This release never raises it; PCCL does."""
 
     default_result = Result.TOPOLOGY_OPTIMIZATION_FAILED
 
