@@ -128,7 +128,10 @@ def test_coalesced(ranks: Any) -> None:
     ranks.all(run)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.bfloat16, torch.float8_e5m2])
+MOVED = [torch.float32, torch.bool, torch.complex64, torch.bfloat16, torch.float8_e5m2, torch.uint16, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", MOVED)
 def test_what_is_moved_may_have_any_dtype(ranks: Any, dtype: Any) -> None:
     size = ranks.size
     rows = rows_of(size, 3, 2).sub(2).to(dtype)

@@ -598,9 +598,8 @@ class ProcessGroup(dist.ProcessGroup):
         """Rows in order of ranks, flat."""
         if self._configuration.is_in_order:
             return rows.reshape(-1)
-        ordered = torch.empty_like(rows)
-        ordered[self._configuration.rows] = rows
-        return ordered.view(-1)
+        # Not by assignment to indices, which torch lacks for unsigned integers.
+        return rows[self._configuration.rows.argsort()].view(-1)
 
     def _copy_rows(self, outputs: Sequence[Any], rows: Any) -> None:
         """Copies rows to the outputs, which are in order of ranks: of each row as much as its output holds."""
