@@ -765,13 +765,26 @@ def test_a_silent_host_of_the_store_does_not_keep_a_rank_from_leaving(monkeypatc
     monkeypatch.setattr(limits, "TORCH_LEAVE_TIMEOUT_NS", limits.SECOND // 10)
     answer, master = threading.Event(), zpccl.MasterNode("127.0.0.1:0")
     store = SimpleNamespace(set=lambda *_: None, wait=lambda *_: answer.wait())
-    leaving = threading.Thread(
-        target=rendezvous.Membership(0, 2, None, (0, 1), master, store).leave, kwargs={"is_orderly": True}, daemon=True
-    )
+    communicator = SimpleNamespace(peer_ids=("a", "b"), close=lambda: None)
+    members = rendezvous.Membership(0, 2, communicator, (0, 1), master, store, ("a", "b"))
+    leaving = threading.Thread(target=members.leave, kwargs={"is_orderly": True}, daemon=True)
     leaving.start()
     leaving.join(groups.TIMEOUT.total_seconds())
     assert not leaving.is_alive()
     answer.set()
+
+
+def test_a_rank_does_not_wait_for_a_lost_one_when_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: though it has issued no collective since, and has the master."""
+    monkeypatch.setattr(limits, "TORCH_LEAVE_TIMEOUT_NS", int(groups.TIMEOUT.total_seconds()) * limits.SECOND)
+    with groups.local_ranks(3) as ranks:
+        lost, one = ranks.groups[1].communicator, ranks.groups[0]
+        lost.close()  # Without a word to the others.
+        while one.communicator.world_size > 2:
+            time.sleep(0.01)
+        before = time.monotonic()
+        ranks.some([0, 2], lambda group, _: group.shutdown())
+        assert time.monotonic() - before < groups.TIMEOUT.total_seconds() / 2
 
 
 def test_a_master_with_other_members_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

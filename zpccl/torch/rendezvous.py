@@ -43,6 +43,7 @@ class Membership:
         ranks: the rank of each row of an all-gather; rows are in order of peer ids.
         master: the master of all ranks, if it is in this process.
         store: the store of these ranks from this meeting on; in it a rank tells the others that it leaves.
+        peer_ids: the peer id of each rank, unless it is the only one.
     """
 
     rank: int
@@ -51,20 +52,23 @@ class Membership:
     ranks: tuple[int, ...]
     master: MasterNode | None
     store: Any
+    peer_ids: tuple[str, ...] = ()
 
     def leave(self, *, is_orderly: bool) -> None:
-        """Leaves the run. A master in this process goes on until all others have left, TORCH_LEAVE_TIMEOUT at most."""
+        """Leaves the run. A master in this process goes on until all members have left, TORCH_LEAVE_TIMEOUT at most."""
+        members: tuple[str, ...] = ()
         if self.communicator is not None:
+            members = self.communicator.peer_ids  # A lost rank is none any more.
             self.communicator.close()
-        _within_leave_timeout(lambda: self._tell_others(is_orderly=is_orderly))
+        _within_leave_timeout(lambda: self._tell_others(members if is_orderly else ()))
         if self.master is not None:
             self.master.interrupt()
 
-    def _tell_others(self, *, is_orderly: bool) -> None:
+    def _tell_others(self, members: tuple[str, ...]) -> None:
         with contextlib.suppress(RuntimeError):  # The store ends with its host.
             self.store.set(f"left/{self.rank}", "")
-            if self.master is not None and is_orderly:
-                left = [f"left/{rank}" for rank in range(self.size)]
+            if self.master is not None and members:
+                left = [f"left/{rank}" for rank, peer_id in enumerate(self.peer_ids) if peer_id in members]
                 self.store.wait(left, timedelta(microseconds=limits.TORCH_LEAVE_TIMEOUT_NS // 1000))
 
 
@@ -117,7 +121,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
             raise PeerLost(f"the store of the process group does not answer: {error}") from error
         raise
     ranks = tuple(ids.index(peer_id) for peer_id in sorted(ids))  # In the order of `Communicator.peer_ids`.
-    return Membership(rank, size, communicator, ranks, master, own)
+    return Membership(rank, size, communicator, ranks, master, own, tuple(ids))
 
 
 def claimed(store: Any, who: str) -> Any:
