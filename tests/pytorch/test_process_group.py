@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -734,6 +735,41 @@ def test_the_same_ranks_meet_in_the_same_store_again() -> None:
                 groups.at_once(threads, meet_and_leave, range(2))
                 == [([10.0 * meeting, 10.0 * meeting + 1], float(meeting))] * 2
             )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_ranks_meet_at_any_loopback_address(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both versions of IP."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this host has no address {host}")
+    monkeypatch.setenv("MASTER_ADDR", host)
+    store = dist.HashStore()
+
+    def come_and_go(rank: int) -> None:
+        rendezvous.meet(store, rank, 2, groups.TIMEOUT, is_default=True).leave(is_orderly=True)
+
+    with ThreadPoolExecutor(2) as threads:
+        groups.at_once(threads, come_and_go, range(2))
+
+
+def test_others_get_the_name_of_a_host_that_knows_itself_by_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the /etc/hosts of Debian. The master then listens on all interfaces."""
+    monkeypatch.setenv("MASTER_ADDR", "alpha")
+    monkeypatch.setattr(rendezvous, "source_towards", lambda _: "127.0.1.1")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
+    assert [rendezvous.own_host(dist.HashStore(), is_default=each) for each in (True, False)] == ["alpha", "alpha"]
+    assert rendezvous.loopback_or_all("alpha") == ""
+
+
+def test_without_a_launcher_the_host_of_the_store_is_that_of_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    store = dist.TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
+    assert (
+        rendezvous.own_host(dist.PrefixStore("inner", dist.PrefixStore("outer", store)), is_default=True) == "127.0.0.2"
+    )
 
 
 def test_a_rank_that_came_in_vain_is_forgotten() -> None:

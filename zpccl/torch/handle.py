@@ -29,7 +29,7 @@ class Handle:
     """
 
     def __init__(self) -> None:
-        host = own_host(is_default=False)
+        host = own_host(None, is_default=False)
         listener = listen_on_first_free(loopback_or_all(host), _ANY_PORT)
         port = listener.getsockname()[1]
         self._secret = secrets.token_hex(_SECRET_BYTES)

@@ -8,7 +8,6 @@ starts its own master: a run admits peers only if all its members call, and thos
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import secrets
 import socket
@@ -23,7 +22,7 @@ import torch.distributed as dist
 
 from zpccl import limits
 from zpccl.communicator import Communicator
-from zpccl.control.addresses import format_address, source_towards
+from zpccl.control.addresses import addresses_of, format_address, is_loopback, source_towards
 from zpccl.errors import InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.master_node import MasterNode
 from zpccl.state.workers import start_thread
@@ -143,10 +142,10 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     if given:
         store.set("master", given)
         return None
-    host = own_host(is_default=is_default)
+    host = own_host(store, is_default=is_default)
     # No peer of an earlier master can come. A rank that never calls is removed as a straggler, so others do not hang.
     master = MasterNode(
-        f"{loopback_or_all(host) or '0.0.0.0'}:0",
+        format_address(loopback_or_all(host) or _all_interfaces(host), 0),
         recovery_grace=0,
         straggler_timeout=min(max(timeout.total_seconds(), STRAGGLER_TIMEOUT_MIN), STRAGGLER_TIMEOUT_MAX),
         daemon=True,
@@ -157,22 +156,41 @@ def _publish_master(store: Any, timeout: timedelta, is_default: bool) -> MasterN
     return master
 
 
-def own_host(*, is_default: bool) -> str:
-    """The address at which other ranks reach this host. For rank 0 of the default group it is MASTER_ADDR."""
+def own_host(store: Any, *, is_default: bool) -> str:
+    """The address at which other ranks reach this host. For rank 0 of the default group it is MASTER_ADDR.
+
+    For others it is the address from which they send to MASTER_ADDR, or without it to the host of the store. If that is
+    this host, /etc/hosts may lead its name to a loopback address, which is no use to others; the name is.
+    """
     known = os.environ.get("MASTER_ADDR")
     if known and is_default:
         return known
+    known = known or _host_of(store)
     # The port does not matter: nothing is sent.
-    return source_towards(format_address(known or socket.gethostname(), limits.MASTER_PORT)) or "127.0.0.1"
+    source = source_towards(format_address(known or socket.gethostname(), limits.MASTER_PORT)) or "127.0.0.1"
+    return known if known and is_loopback(source) else source
+
+
+def _host_of(store: Any) -> str:
+    """The host of a TCPStore; "" for other stores."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return str(store.host) if isinstance(store, dist.TCPStore) else ""
 
 
 def loopback_or_all(host: str) -> str:
-    """The address to listen on for connections to `host`: loopback if `host` is a loopback address, else all ("")."""
-    try:
-        is_loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        is_loopback = False
-    return "127.0.0.1" if is_loopback else ""
+    """The address to listen on for connections to `host`: the same if it is a loopback address, else all ("").
+
+    Other names are not looked up: /etc/hosts often leads the name of this host to a loopback address.
+    """
+    if not is_loopback(host):
+        return ""
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def _all_interfaces(host: str) -> str:
+    """The address to listen on for connections to any address of `host`."""
+    return "0.0.0.0" if any(":" not in address for address in addresses_of(host)) else "::"
 
 
 def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
