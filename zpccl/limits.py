@@ -579,7 +579,7 @@ TORCH_MASTER_TIMEOUT_NS = 10 * SECOND
 """How long a process group waits for an unreachable master that runs in the process of one of its ranks."""
 TORCH_LEAVE_TIMEOUT_NS = 5 * SECOND
 """How long the rank whose process runs the master waits, when it leaves a process group, until all others have left;
-and how long any rank waits, at the end of its program, for callbacks that still run."""
+and how long any rank waits, at the end of its program, for callbacks and messages that still run."""
 TORCH_SAMPLES_MAX = 2**32
 """Samples of an ElasticSampler, whose order takes 8 bytes per sample on each peer."""
 TORCH_COUNTS_MAX = 64
@@ -587,6 +587,8 @@ TORCH_COUNTS_MAX = 64
 dropped it. DDP under `join` makes one for each forward pass, and needs it in the backward pass."""
 TORCH_JOIN_INTERVAL_NS = 5 * MS
 """Interval at which a process group that is being made looks for ranks to admit."""
+TORCH_ARRIVAL_INTERVAL_NS = 50 * MS
+"""Interval at which a rank whose first message waits for the other rank looks whether that has come or is lost."""
 
 # --- zpccl launch ---------------------------------------------------------------------------------------------------
 LAUNCH_PROCESSES_MAX = 1024

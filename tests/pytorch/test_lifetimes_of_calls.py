@@ -86,7 +86,7 @@ def test_a_message_is_answered_whatever_the_meeting_raises(monkeypatch: pytest.M
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(pairs, "meet", fail)
-    pair = Pair(dist.HashStore(), is_lower=True, timeout=timedelta(seconds=5))
+    pair = Pair(dist.HashStore(), is_lower=True, timeout=timedelta(seconds=5), is_lost=lambda: False)
     messages = [pair.transfer(torch.ones(1), 0, is_sender=True) for _ in range(3)]
     until(lambda: all(message.done() for message in messages), "their answers")
     assert isinstance(messages[0].exception(), zpccl.InternalError)

@@ -332,6 +332,22 @@ def test_a_lost_rank_fails_messages(have_met: bool) -> None:
             assert isinstance(groups.failure(lambda group=group: group.send([torch.ones(1)], 0, 0)), zpccl.PCCLError)
 
 
+def test_a_first_message_fails_when_the_other_rank_is_lost() -> None:
+    """L1: not only at the timeout of the group."""
+    with groups.local_ranks(3) as ranks:
+        work = ranks.groups[0].recv([torch.ones(1)], 2, 0)
+        ranks.groups[2].communicator.close()
+        assert type(groups.failure(work.wait)) is zpccl.PeerLost
+
+
+def test_no_thread_waits_for_a_first_message_when_the_group_has_ended() -> None:
+    with groups.local_ranks(2) as ranks:
+        work = ranks.groups[0].recv([torch.ones(1)], 1, 0)
+        thread = ranks.groups[0]._configuration.pair(1, groups.TIMEOUT).thread
+    thread.join(groups.TIMEOUT.total_seconds() / 2)
+    assert not thread.is_alive() and work.exception() is not None
+
+
 def test_more_messages_than_a_peer_may_have_calls() -> None:
     """L1: they have as many tags, so that none of them waits for another one of the same tag."""
     count = limits.CALLS_IN_FLIGHT_MAX + 50

@@ -143,7 +143,15 @@ class Configuration:
                 low, high = sorted((self.rank, other))
                 # The pair needs its own client of the store: a client that waits for a key blocks other threads.
                 store = dist.PrefixStore(f"pair/{low}/{high}", self._members.store.clone())
-                self._pairs[other] = Pair(store, is_lower=self.rank == low, timeout=timeout)
+                communicator, peer_id = self.communicator, self._members.peer_ids[other]
+                pair = Pair(
+                    store,
+                    is_lower=self.rank == low,
+                    timeout=timeout,
+                    is_lost=lambda: peer_id not in communicator.peer_ids,
+                )
+                _late_threads.add(pair.thread)
+                self._pairs[other] = pair
             return self._pairs[other]
 
     def store_of(self, ranks: Sequence[int]) -> Any:
@@ -214,7 +222,7 @@ _late_threads: Living[threading.Thread] = Living()
 
 
 def wait_for_late_threads() -> None:
-    """Waits, for TORCH_LEAVE_TIMEOUT at most, for callbacks that run at the end of the program.
+    """Waits, for TORCH_LEAVE_TIMEOUT at most, for callbacks and pairs that run at the end of the program.
 
     Otherwise Python ends their threads in the middle, and torch's C++ code that calls them aborts the process.
     """

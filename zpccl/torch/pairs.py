@@ -28,7 +28,7 @@ from zpccl.communicator import Communicator
 from zpccl.control.calls import Answer
 from zpccl.engine.devices import device_of
 from zpccl.engine.tensors import is_on_gpu
-from zpccl.errors import InternalError, InvalidUsage, OperationTimeout, PCCLError
+from zpccl.errors import InternalError, InvalidUsage, OperationTimeout, PCCLError, PeerLost
 from zpccl.torch.rendezvous import Membership, meet
 from zpccl.types import ReduceInfo
 
@@ -98,10 +98,14 @@ class Pair:
         store: a store of these two ranks alone.
         is_lower: True on the lower rank.
         timeout: for meeting.
+        is_lost: tells if the other rank was lost before they have met.
+
+    Attributes:
+        thread: the thread that makes the calls. It ends soon after `close`.
     """
 
-    def __init__(self, store: Any, *, is_lower: bool, timeout: timedelta) -> None:
-        self._is_lower = is_lower
+    def __init__(self, store: Any, *, is_lower: bool, timeout: timedelta, is_lost: Callable[[], bool]) -> None:
+        self._is_lower, self._is_lost = is_lower, is_lost
         self._lock = threading.RLock()  # A signal handler may close it meanwhile, in the same thread.
         self._met: Membership | None = None
         self._is_closed = False
@@ -111,7 +115,8 @@ class Pair:
         self._room = threading.Semaphore(limits.calls_in_flight_max(2))  # For messages that have begun.
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()  # None comes last.
         self._store, self._timeout = store, timeout
-        threading.Thread(target=self._run, name="zpccl-pair", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="zpccl-pair", daemon=True)
+        self.thread.start()
 
     def transfer(self, memory: Any, tag: int, *, is_sender: bool) -> Message:
         """Sends a contiguous tensor to the other rank, or receives one from it.
@@ -203,13 +208,20 @@ class Pair:
         if is_closed:
             raise InvalidUsage("the process group has ended")
         if met is None:
-            met = meet(self._store, 0 if self._is_lower else 1, 2, self._timeout, is_default=False)
+            rank = 0 if self._is_lower else 1
+            met = meet(self._store, rank, 2, self._timeout, is_default=False, check=self._check)
             with self._lock:
                 self._met, is_closed = met, self._is_closed
             if is_closed:
                 met.leave(is_orderly=False)
         assert met.communicator is not None
         return met.communicator
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise InvalidUsage("the process group has ended")
+        if self._is_lost():
+            raise PeerLost("the other rank was lost before the first message between the two")
 
     def _run(self) -> None:
         while (begin := self._work.get()) is not None:

@@ -71,7 +71,15 @@ class Membership:
                 self.store.wait(left, timedelta(microseconds=limits.TORCH_LEAVE_TIMEOUT_NS // 1000))
 
 
-def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bool) -> Membership:
+def meet(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    *,
+    is_default: bool,
+    check: Callable[[], object] | None = None,
+) -> Membership:
     """Waits until all ranks are members of one run.
 
     Args:
@@ -80,6 +88,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
         size: number of ranks of the group.
         timeout: for the whole meeting.
         is_default: True for the group that `init_process_group` makes.
+        check: called again and again while ranks are missing; gives up by an exception.
 
     Raises:
         OperationTimeout: not all ranks came in time.
@@ -95,7 +104,7 @@ def meet(store: Any, rank: int, size: int, timeout: timedelta, *, is_default: bo
     try:
         if rank == 0:
             master = _publish_master(store, timeout, is_default)
-        _arrive(store, rank, size, timeout)
+        _arrive(store, rank, size, timeout, check)
         address = store.get("master").decode()
         is_embedded = store.get("master_is_embedded") == b"1"
         wait_ns = limits.TORCH_MASTER_TIMEOUT_NS if is_embedded else limits.MASTER_TIMEOUT_NS
@@ -193,11 +202,15 @@ def _all_interfaces(host: str) -> str:
     return "0.0.0.0" if any(":" not in address for address in addresses_of(host)) else "::"
 
 
-def _arrive(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+def _arrive(store: Any, rank: int, size: int, timeout: timedelta, check: Callable[[], object] | None) -> None:
     """Waits until all ranks are here, so that none polls the master for a rank that has not come yet."""
     store.set(f"here/{rank}", "")
+    keys, deadline = [f"here/{other}" for other in range(size)], time.monotonic() + timeout.total_seconds()
+    while check is not None and time.monotonic() < deadline and not store.check(keys):
+        check()
+        time.sleep(limits.TORCH_ARRIVAL_INTERVAL_NS / limits.SECOND)
     try:
-        store.wait([f"here/{other}" for other in range(size)], timeout)
+        store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
     except RuntimeError as error:
         raise OperationTimeout(f"not all of {size} ranks have called within {timeout}: {error}") from error
 
