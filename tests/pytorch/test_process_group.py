@@ -733,6 +733,16 @@ def test_not_all_ranks_come() -> None:
         rendezvous.meet(dist.HashStore(), 0, 2, timedelta(milliseconds=200), is_default=False)
 
 
+def test_a_store_that_ends_is_not_taken_for_a_rank_that_does_not_come() -> None:
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    client = dist.TCPStore("127.0.0.1", stores[0].port, timeout=groups.TIMEOUT)
+    with ThreadPoolExecutor(1) as threads:
+        meeting = threads.submit(rendezvous.meet, client, 1, 2, groups.TIMEOUT, is_default=False)
+        stores[0].wait(["here/1"], groups.TIMEOUT)
+        stores.clear()
+        assert type(meeting.exception(groups.TIMEOUT.total_seconds())) is zpccl.PeerLost
+
+
 def test_the_same_ranks_meet_in_the_same_store_again() -> None:
     """After destroy_process_group and init_process_group in a job of torchrun. Messages work again too."""
     store = dist.HashStore()

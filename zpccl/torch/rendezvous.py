@@ -211,6 +211,8 @@ def _arrive(store: Any, rank: int, size: int, timeout: timedelta, check: Callabl
         time.sleep(limits.TORCH_ARRIVAL_INTERVAL_NS / limits.SECOND)
     try:
         store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+    except dist.DistNetworkError:
+        raise  # The store has ended.
     except RuntimeError as error:
         raise OperationTimeout(f"not all of {size} ranks have called within {timeout}: {error}") from error
 
