@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import zmq
-from e2e.strangers import GREETING, READY, dealer, is_dropped, raw
+from e2e.strangers import GREETING, READY, dealer, is_dropped, raw, receive
 from engine_mesh import until
 
 import zpccl
@@ -26,7 +27,20 @@ from zpccl.observe.snapshot import Snapshot
 from zpccl.protocol.effects import Broadcast
 from zpccl.protocol.events import MalformedReceived, PeerMessageReceived
 from zpccl.protocol.membership import Standing
-from zpccl.protocol.messages import Hello, Kick, Leave, Ready, encode
+from zpccl.protocol.messages import (
+    NO_ID,
+    Decision,
+    Hello,
+    Kick,
+    Leave,
+    Ready,
+    Refusal,
+    Refused,
+    RunReport,
+    Welcome,
+    encode,
+    is_compressed,
+)
 
 WAIT_S = 30
 NOW_NS = 10**15
@@ -282,6 +296,55 @@ def test_messages_of_many_parts_share_a_turn() -> None:
     finally:
         loop._close()
     assert turns == [[MalformedReceived], [PeerMessageReceived] * 3]
+
+
+def report_of(hello: Hello) -> bytes:
+    """A report that is so large that it is compressed."""
+    outcomes = tuple(Decision(call_id, 0, reason="why") for call_id in range(1000))
+    data = encode(RunReport(hello, 0, 0, (), 0, 0, None, outcomes, ()))
+    assert is_compressed(data)
+    return data
+
+
+def test_a_compressed_report_of_a_registered_peer_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6, B2: 4 KB of it could take the master 4 s, and it has nothing to report."""
+    monkeypatch.setattr(zlib, "decompressobj", None)
+    hello = Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
+    with zpccl.MasterNode("127.0.0.1:0", recovery_grace=0) as master, dealer(master.address) as peer:
+        peer.send(encode(hello))
+        while not isinstance(receive(peer), Welcome):
+            pass
+        peer.send(report_of(hello))
+        while not isinstance(answer := receive(peer), Refused):
+            pass
+        assert answer.refusal is Refusal.UNREGISTERED
+
+
+def test_a_turn_decodes_one_compressed_report() -> None:
+    """B2: a peer that is to report could send many at once."""
+    loop = MasterLoop("127.0.0.1:0")  # It looks for peers of an earlier run.
+    hello = Hello(b"p" * 16, b"t" * 16, True, 0, "peter", ("127.0.0.1:1",), run_id=b"r" * 16, term=1)
+    try:
+        with dealer(loop.address) as peer:
+            peer.send(encode(hello))
+            until(lambda: bool(turn(loop)._known))
+            asked = receive(peer)
+            assert isinstance(asked, Refused) and asked.refusal is Refusal.REPORT and asked.leader != NO_ID
+            for _ in range(2):
+                peer.send_multipart([report_of(hello), report_of(hello)])
+            peer.send(encode(Leave()))
+            time.sleep(0.5)  # They have arrived; a check would read them.
+            turns = []
+            for _ in range(3):
+                taken = loop._take_messages()
+                turns.append([type(event.message) for event in taken if isinstance(event, PeerMessageReceived)])
+                assert loop._is_drained == (len(turns) == 3)
+            loop._flush(NOW_NS)
+            answers = [receive(peer) for _ in range(2)]
+    finally:
+        loop._close()
+    assert turns == [[RunReport], [RunReport], [Leave]]
+    assert [answer.refusal for answer in answers if isinstance(answer, Refused)] == [Refusal.UNREGISTERED] * 2
 
 
 def test_empty_messages_say_nothing() -> None:

@@ -301,6 +301,34 @@ def test_steps_without_the_calls_before() -> None:
             m.decode_peer_message(PREFIX + msgspec.msgpack.encode(report))
 
 
+def test_reports_name_no_more_calls_than_peers_remember() -> None:
+    """B1: two bytes of a call become an object, and a compressed report may have millions."""
+    order = tuple(pid(str(number)) for number in range(limits.PEERS_MAX))
+    count = limits.OUTCOME_CALLS_KEPT_MAX // len(order)
+    calls = (0,) * len(order)
+    outcomes = [m.Decision(n, 0, attempt_id=n, order=order, calls=calls) for n in range(1, count + 2)]
+    rest = limits.OUTCOME_CALLS_KEPT_MAX - count * len(order)
+    outcomes[-1] = replace(outcomes[-1], order=order[:rest], calls=calls[:rest])
+    report = replace(large_report(0), outcomes=tuple(outcomes))
+    assert m.decode_peer_message(m.encode(report)) == report
+    outcomes[-1] = replace(outcomes[-1], order=order[: rest + 1], calls=calls[: rest + 1])
+    with pytest.raises(m.Malformed, match="at most"):
+        m.decode_peer_message(m.encode(replace(report, outcomes=tuple(outcomes))))
+
+
+def test_large_reports_that_are_not_compressed() -> None:
+    """S6: the master decodes reports that are compressed only where it expects one."""
+    with pytest.raises(m.Malformed, match="not compressed"):
+        m.decode_peer_message(PREFIX + msgspec.msgpack.encode(large_report()))
+
+
+def test_names_that_a_report_may_have_by_the_million_are_not_matched() -> None:
+    """L3: that took 4 s, in which the master did nothing else."""
+    outcome = m.Decision(1, 0, peers=("\n",))
+    report = replace(large_report(0), outcomes=(outcome,))
+    assert m.decode_peer_message(m.encode(report)) == report
+
+
 def test_damaged_reports() -> None:
     """B1: what expands to more than a message may have is refused, and so is what is cut off or no report."""
     whole = m.encode(large_report())

@@ -162,6 +162,7 @@ class MasterLoop:
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
         self._gone: deque[bytes] = deque()  # Closed ones whose messages libzmq may still hold, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
+        self._has_expanded = False  # A compressed report was decoded in this turn.
         self._sender: bytes | None = None  # Sender of the message that is being taken; None: there is none.
         self._parts: list[zmq.Frame] = []  # The first parts of that message.
         self._wire_bytes = 0
@@ -338,9 +339,9 @@ class MasterLoop:
         batch: list[MasterEvent] = []
         size = 0
         parts_left = iter(range(limits.PARTS_TAKEN_MAX))
-        self._is_drained = False
+        self._is_drained = self._has_expanded = False
         for _ in range(limits.POLL_EVENTS_MAX):
-            if size >= limits.CONTROL_BATCH_BYTES_MAX:
+            if size >= limits.CONTROL_BATCH_BYTES_MAX or self._has_expanded:
                 break
             if self._sender is None:
                 if not is_readable(self._socket):
@@ -409,10 +410,12 @@ class MasterLoop:
             if not frame.buffer:
                 continue  # It only tells that the bytes before it were heartbeats (control/inflow.py).
             data = frame.bytes
-            if is_compressed(data) and self.machine.standing(routing_id) is Standing.STRANGER:
-                answer = Refused(Refusal.UNREGISTERED, "send a Hello first")  # Not decoded: that may take long.
-                self._outgoing.add(routing_id, encode(answer), time.monotonic_ns(), may_wait=False)
-                continue
+            if is_compressed(data):  # To decode it may take a second, so only a peer that is to report may send one.
+                if self._has_expanded or self.machine.standing(routing_id) is not Standing.EXPECTED:
+                    answer = Refused(Refusal.UNREGISTERED, "send a Hello first")
+                    self._outgoing.add(routing_id, encode(answer), time.monotonic_ns(), may_wait=False)
+                    continue
+                self._has_expanded = True
             try:
                 message = decode_peer_message(data)
             except (Malformed, OtherVersion) as error:

@@ -30,6 +30,8 @@ Token: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Term: TypeAlias = Annotated[int, Meta(ge=0, le=limits.TERM_MAX)]
 Name: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+PlainName: TypeAlias = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
+"""A name in a message that may have millions: a pattern takes a microsecond each. Logs and errors escape it."""
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Address: TypeAlias = Annotated[str, Meta(max_length=limits.ADDRESS_CHARS_MAX, pattern=r"\A[\x21-\x7e]*\Z")]
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(max_length=limits.ADDRESSES_PER_PEER_MAX)]
@@ -537,7 +539,7 @@ class Decision(_Message, tag="decision", frozen=True):
     order: PeerIds = ()
     """The peers that get this outcome, each for its call in `calls`; empty if the receiver knows them from a plan."""
     calls: CallIds = ()
-    peers: Annotated[tuple[Name, ...], Meta(max_length=limits.PEERS_MAX)] = ()
+    peers: Annotated[tuple[PlainName, ...], Meta(max_length=limits.PEERS_MAX)] = ()
     """The names of the peers that an aborted attempt is attributed to."""
     ahead: PlansAhead = ()
     """With the commit of a collective: more attempts as in Plan.ahead."""
@@ -711,7 +713,11 @@ def _outcomes_of(part: bytes) -> tuple[Decision, ...]:
     order: tuple[bytes, ...] = ()
     calls: tuple[int, ...] = ()
     outcomes = []
-    for told in _decode(_outcomes_decoder, part):
+    found = _decode(_outcomes_decoder, part)
+    count = sum(len(told.calls) for told in found)
+    if count > limits.OUTCOME_CALLS_KEPT_MAX:
+        raise Malformed(f"outcomes of {count} calls; at most {limits.OUTCOME_CALLS_KEPT_MAX} are remembered")
+    for told in found:
         outcome = told
         if told.calls and not told.order:
             if len(told.calls) != len(calls):
@@ -778,6 +784,8 @@ def decode_peer_message(data: bytes) -> PeerMessage:
     body = _body(data)
     message = _decode(_peer_decoder, _expanded(body) if is_compressed(data) else body)
     if isinstance(message, _PackedReport):
+        if len(body) > limits.REPORT_PLAIN_BYTES_MAX and not is_compressed(data):  # It may take long to decode, too.
+            raise Malformed(f"a report of {len(body)} bytes that is not compressed")
         parts = {"members": _members_of(bytes(message.members)), "outcomes": _outcomes_of(bytes(message.outcomes))}
         return RunReport(**{name: getattr(message, name) for name in RunReport.__struct_fields__} | parts)
     if is_compressed(data):
