@@ -102,6 +102,9 @@ ENGINE_MESSAGES_TAKEN_MAX = 64
 """
 PARTS_TAKEN_MAX = 4096
 """Message parts that a master takes in one turn, which takes 5 ms. A hostile message may have millions."""
+LONG_ANSWERS_TAKEN_MAX = 32
+"""Messages with a long answer that a master takes in one turn. A Hello of 120 bytes is answered with all neighbours:
+in a group of 250 hostile peers with long addresses, these take 0.6 MB and 1 ms."""
 DRAIN_TURNS_MAX = 16
 """Turns in a row in which a master takes messages because connections have closed, before it handles any of them."""
 CONNECTIONS_UNCOUNTED_MAX = 65_536

@@ -33,6 +33,7 @@ from zpccl.protocol.messages import (
     Hello,
     Kick,
     Leave,
+    MeasurementsRequest,
     Ready,
     Refusal,
     Refused,
@@ -345,6 +346,38 @@ def test_a_turn_decodes_one_compressed_report() -> None:
         loop._close()
     assert turns == [[RunReport], [RunReport], [Leave]]
     assert [answer.refusal for answer in answers if isinstance(answer, Refused)] == [Refusal.UNREGISTERED] * 2
+
+
+def test_a_turn_takes_few_messages_with_long_answers() -> None:
+    """B1, S6: 200 pending peers that repeat their Hellos had a master hold 3 GB of answers, and took it 12 s a turn."""
+    loop = MasterLoop("127.0.0.1:0")
+    messages = [encode(Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ())), encode(MeasurementsRequest())]
+    try:
+        with dealer(loop.address) as peer:
+            for _ in range(limits.LONG_ANSWERS_TAKEN_MAX):
+                for message in messages:
+                    peer.send(message)
+            time.sleep(0.5)  # They have arrived; a check would read them.
+            turns = [len(loop._take_messages()) for _ in range(3)]
+    finally:
+        loop._close()
+    assert turns == [limits.LONG_ANSWERS_TAKEN_MAX, limits.LONG_ANSWERS_TAKEN_MAX, 0]
+
+
+def test_a_hello_comes_alone() -> None:
+    """B1: a message could have a Hello in each of its parts. Peers send it by itself."""
+    loop = MasterLoop("127.0.0.1:0")
+    hello = encode(Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ()))
+    try:
+        with dealer(loop.address) as peer:
+            peer.send_multipart([hello, hello])
+            taken: list[Any] = []
+            while not taken:
+                assert loop._socket.poll(WAIT_S * 1000)
+                taken += loop._take_messages()
+    finally:
+        loop._close()
+    assert [type(event) for event in taken] == [MalformedReceived] * 2
 
 
 def test_empty_messages_say_nothing() -> None:

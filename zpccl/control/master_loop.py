@@ -70,6 +70,7 @@ from zpccl.protocol.messages import (
     Hello,
     Leave,
     Malformed,
+    MeasurementsRequest,
     OtherVersion,
     Refusal,
     Refused,
@@ -337,11 +338,13 @@ class MasterLoop:
 
     def _take_messages(self) -> list[MasterEvent]:
         batch: list[MasterEvent] = []
-        size = 0
+        size = long_answers = 0
         parts_left = iter(range(limits.PARTS_TAKEN_MAX))
         self._is_drained = self._has_expanded = False
         for _ in range(limits.POLL_EVENTS_MAX):
             if size >= limits.CONTROL_BATCH_BYTES_MAX or self._has_expanded:
+                break
+            if long_answers >= limits.LONG_ANSWERS_TAKEN_MAX:
                 break
             if self._sender is None:
                 if not is_readable(self._socket):
@@ -370,6 +373,8 @@ class MasterLoop:
             for event in self._events_of(routing_id, frames, identity):
                 if self._zap is not None and identity not in self._zap.allowed and not _is_farewell(event):
                     continue
+                if isinstance(event, PeerMessageReceived) and isinstance(event.message, (Hello, MeasurementsRequest)):
+                    long_answers += 1
                 if isinstance(event, PeerMessageReceived) and isinstance(event.message, CheckRequest):
                     self._answer_check(routing_id, event.host, event.message)  # It does not concern the run.
                 else:
@@ -421,6 +426,9 @@ class MasterLoop:
             except (Malformed, OtherVersion) as error:
                 yield MalformedReceived(routing_id, error.message)
             else:
+                if isinstance(message, Hello) and len(frames) > 1:
+                    yield MalformedReceived(routing_id, "a Hello together with other messages")
+                    continue
                 host = _host_of(frame) if isinstance(message, (Hello, CheckRequest)) else ""
                 yield PeerMessageReceived(routing_id, message, host, identity)
 
