@@ -60,6 +60,16 @@ def test_few_peers_are_printed_as_a_table() -> None:
     ]
 
 
+def test_names_control_no_terminal_and_begin_no_line() -> None:
+    """S7: a member chooses its name, and the master logs the topology."""
+    for count in (2, limits.TOPOLOGY_MATRIX_PEERS_MAX + 1):
+        first = Member(ids(1)[0], 0, "evil\u2028\x85\x9b2J")
+        measured = (MeasuredPath(0, 1, 1, MBIT),)
+        text = str(Topology.of(Measurements((first, *members(count)[1:]), measured), 0, {first.peer_id: ENDS}))
+        assert text.count("evil\\u2028\\x85\\x9b2J") == 2
+        assert all(line.isprintable() for line in text.split("\n"))
+
+
 def test_large_numbers_are_written_out() -> None:
     measured = (MeasuredPath(0, 1, 1, 9412 * MBIT, 1_234_000),)
     text = str(Topology.of(Measurements(members(2), measured, (MeasuredHost(0, 10_000 * MBIT),))))

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from zpccl import limits
 from zpccl.control.link_ends import LinkEnds
+from zpccl.errors import printable
 from zpccl.protocol.messages import Measurements
 
 _MBIT_BYTES = 125_000
@@ -128,7 +129,7 @@ class Topology:
         lines += self._matrix_lines() if is_small else self._list_lines()
         if self.links:
             lines += ["links of this peer:"]
-            lines += [f"  {link.peer.name}: {link.ends}" for link in self.links[: limits.TOPOLOGY_LINES_MAX]]
+            lines += [f"  {printable(link.peer.name)}: {link.ends}" for link in self.links[: limits.TOPOLOGY_LINES_MAX]]
             lines += _rest(len(self.links), "links")
         return "\n".join(lines)
 
@@ -138,12 +139,12 @@ class Topology:
         for index, sender in enumerate(self.peers):
             cells = ["-" if sender is receiver else _cell(self.path(sender, receiver)) for receiver in self.peers]
             hosts = _rate(sender.sent_bytes_per_second), _rate(sender.received_bytes_per_second)
-            rows.append([f"{index} {sender.name}", *cells, *hosts])
+            rows.append([f"{index} {printable(sender.name)}", *cells, *hosts])
         return _columns(rows)
 
     def _list_lines(self) -> list[str]:
         slowest = self.slowest(limits.TOPOLOGY_LINES_MAX)
-        rows = [[f"{path.sender.name} to {path.receiver.name}", _cell(path)] for path in slowest]
+        rows = [[printable(f"{path.sender.name} to {path.receiver.name}"), _cell(path)] for path in slowest]
         known = sum(path.bytes_per_second is not None for path in self.paths)
         return ["the slowest paths:", *_columns(rows), *_rest(known, "paths")]
 

@@ -66,6 +66,7 @@ from zpccl.control.handshake import (
     encode_refusal,
 )
 from zpccl.engine.ciphers import SHARE_BYTES, Cipher, CipherKeys, best_of, public_share
+from zpccl.errors import printable
 from zpccl.observe.logs import RefusalLog
 from zpccl.protocol.messages import Neighbour
 from zpccl.state.workers import start_thread
@@ -609,7 +610,7 @@ class LinkBroker:
                 secrets = Secrets(neighbour.link_key, private)
                 one = await asyncio.wait_for(self._dialler.dial_one_more(neighbour, hello, secrets), _TIMEOUT_S)
             except (HandshakeError, OSError, asyncio.TimeoutError) as error:
-                logger.debug("connection %d to %s: %s", index, neighbour.name, text_of(error))
+                logger.debug("connection %d to %s: %s", index, printable(neighbour.name), text_of(error))
                 if is_new and link.delays_s[index] >= _RETRY_MAX_S:
                     del link.dials[index]
                     return None
