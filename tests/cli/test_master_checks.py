@@ -12,7 +12,7 @@ import pytest
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
-from zpccl.cli.master_checks import Reached, ask, judge, mtu_of, open_command
+from zpccl.cli.master_checks import Reached, ask, is_host, judge, mtu_of, open_command
 from zpccl.limits import SECOND
 from zpccl.protocol.messages import CheckAnswer
 
@@ -92,6 +92,17 @@ def test_a_host_that_listens_at_an_address_that_the_master_does_not_see() -> Non
     port = judged(changed(has_dialled_back=False), ("10.2.0.5:48149",))["data port"]
     assert port.level is Level.WARNING and not port.fix
     assert "10.2.0.5:48149 was not tried" in port.text and "192.168.1.5" in port.text
+
+
+@pytest.mark.parametrize("host", ["", "203.0.113.7", "2001:db8::7", "fe80::7%eth0"])
+def test_addresses_that_a_master_tells(host: str) -> None:
+    assert is_host(host)
+
+
+@pytest.mark.parametrize("host", ["$(reboot)", "x;reboot", "fe80::7%$(reboot)", "::1]:1;reboot;[", "1.2.3.4:5"])
+def test_a_command_is_no_address(host: str) -> None:
+    """S7: a fix names the address that the master tells, and the user may copy it into a shell."""
+    assert not is_host(host)
 
 
 def test_a_blocked_port() -> None:

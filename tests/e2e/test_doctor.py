@@ -20,7 +20,7 @@ from e2e.secured import SECRET, write_private
 from zpccl import limits
 from zpccl.control.addresses import parse_address
 from zpccl.control.keys import new_secret
-from zpccl.protocol.messages import MAGIC
+from zpccl.protocol.messages import MAGIC, CheckAnswer, encode
 
 pytestmark = pytest.mark.e2e
 
@@ -223,7 +223,8 @@ def test_something_that_is_no_master(said: bytes) -> None:
     assert json.loads(output)["findings"][1]["level"] == "problem"
 
 
-def test_a_master_of_another_version() -> None:
+def told(answer: bytes) -> str:
+    """The finding on a master that gives this answer."""
     zmq = pytest.importorskip("zmq")
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.setsockopt(zmq.LINGER, 0)
@@ -231,10 +232,21 @@ def test_a_master_of_another_version() -> None:
         with start("--master", f"127.0.0.1:{port}", "--json") as child:
             assert router.poll(HANG_SECONDS * 1000)
             sender, _ = router.recv_multipart()
-            router.send_multipart([sender, MAGIC + bytes([limits.PROTOCOL_VERSION + 1]) + b"?"])
+            router.send_multipart([sender, answer])
             output, _ = child.communicate(timeout=HANG_SECONDS)
-    text = json.loads(output)["findings"][1]["text"]
-    assert child.returncode == 1 and f"version {limits.PROTOCOL_VERSION + 1}" in text
+    assert child.returncode == 1
+    return str(json.loads(output)["findings"][1]["text"])
+
+
+def test_a_master_of_another_version() -> None:
+    text = told(MAGIC + bytes([limits.PROTOCOL_VERSION + 1]) + b"?")
+    assert f"version {limits.PROTOCOL_VERSION + 1}" in text
+
+
+def test_a_master_that_tells_a_command_in_place_of_an_address() -> None:
+    """S7: anybody may be the master of a run without a secret."""
+    text = told(encode(CheckAnswer("x;reboot", True, 0)))
+    assert "not a master" in text and "reboot" not in text
 
 
 def test_ctrl_c() -> None:

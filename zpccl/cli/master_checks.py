@@ -24,7 +24,7 @@ from zpccl.control.greeting import mechanism_of
 from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import interface_of
 from zpccl.control.master_loop import poll_timeout_ms
-from zpccl.errors import ProtocolViolation
+from zpccl.errors import InvalidArgument, ProtocolViolation
 from zpccl.protocol.messages import CheckAnswer, CheckRequest, OtherVersion, decode_master_message, encode
 from zpccl.topology import digits
 
@@ -171,7 +171,9 @@ class MasterProbe:
         except ProtocolViolation as error:
             found.reason, self._is_over = f"the program there is not a master: {error.message}", True
         else:
-            if isinstance(message, CheckAnswer):
+            if isinstance(message, CheckAnswer) and not is_host(message.host):
+                found.reason, self._is_over = "the program there is not a master: it sees no address", True
+            elif isinstance(message, CheckAnswer):
                 found.answer = message
                 found.clock_ahead_ns = message.unix_ms * limits.MS - (found.asked_ns + now_ns) // 2
 
@@ -214,6 +216,14 @@ class MasterProbe:
         if mechanism == "NULL" and self._keys is not None:
             return "this host has a secret and the master there has none; start it with the same, or unset ZPCCL_SECRET"
         return "the program there does not speak ZeroMQ"
+
+
+def is_host(host: str) -> bool:
+    """True for an address as masters tell it, or "". Anything else may be a command: a fix to copy contains it."""
+    try:
+        return not host or parse_address(format_address(host, 0))[0] == host
+    except InvalidArgument:
+        return False
 
 
 def ask(address: str, keys: PeerKeys | None, listener: socket.socket | None, port: int) -> Reached:
