@@ -299,6 +299,20 @@ def test_messages_of_many_parts_share_a_turn() -> None:
     assert turns == [[MalformedReceived], [PeerMessageReceived] * 3]
 
 
+def test_a_turn_takes_some_hundred_messages() -> None:
+    """S6: members wait for the end of a turn, and handling a message takes 30 us and more."""
+    loop = MasterLoop("127.0.0.1:0")
+    try:
+        with dealer(loop.address) as peer:
+            for _ in range(16):
+                peer.send_multipart([encode(Leave())] * limits.MESSAGE_PARTS_MAX)
+            time.sleep(0.5)  # They have arrived; a check would read them.
+            turns = [len(loop._take_messages()) for _ in range(2)]
+    finally:
+        loop._close()
+    assert turns == [512, 512]
+
+
 def report_of(hello: Hello) -> bytes:
     """A report that is so large that it is compressed."""
     outcomes = tuple(Decision(call_id, 0, reason="why") for call_id in range(1000))
