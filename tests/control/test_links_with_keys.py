@@ -120,6 +120,32 @@ def test_a_captured_handshake_is_refused(pair: tuple[Broker, Broker], caplog: py
     assert caplog.text.count("COMMIT without the key of this link") == COUNT
 
 
+def test_a_captured_hello_that_is_repeated_does_not_keep_an_end_from_dialling(
+    pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7, L2: Bob, who dials second, cannot tell such a connection from one of Alice, whose dials do not reach him."""
+    monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", 1.0)
+    alice, bob = pair
+    captured = hello_of(alice, bob).encode(KEY)
+    has_link = threading.Event()
+
+    def repeat() -> None:
+        with contextlib.ExitStack() as stack:
+            while not has_link.is_set():
+                stack.enter_context(raw(bob.address)).sendall(captured)
+                has_link.wait(0.2)
+
+    stranger = threading.Thread(target=repeat)
+    stranger.start()
+    try:
+        alice.meet(bob, "127.0.0.1:9", dial=True, key=KEY)
+        bob.meet(alice, key=KEY)
+        assert bob.link().peer_id == alice.peer_id
+    finally:
+        has_link.set()
+        stranger.join()
+
+
 def test_a_stranger_with_the_id_of_a_neighbour_is_refused(
     pair: tuple[Broker, Broker], caplog: pytest.LogCaptureFixture
 ) -> None:

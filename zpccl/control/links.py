@@ -5,8 +5,8 @@ One thread runs an asyncio loop; it owns the listeners and every socket until th
 must only pass their arguments on. All public methods may be called from any thread.
 
 Both ends dial, since one of them may be behind a NAT or a firewall. The end with `Neighbour.dial` dials at once. The
-other one dials DIAL_HEAD_START later, and not while connections of the first are in their handshake. If both dial at
-the same time, the end with the greater peer id decides which connections become the link:
+other one dials DIAL_HEAD_START later, and not while connections that the first has begun by then are in their
+handshake. If both dial at the same time, the end with the greater peer id decides which connections become the link:
 
     the greater id    the first of two that happens: its own dial sends COMMIT, or the other's dial has sent all COMMITs
       own dial        is in doubt until READY comes, or it fails. The other's connections wait for that: if it succeeds
@@ -539,9 +539,12 @@ class LinkBroker:
         self._tell_link(peer_id, [one.connection for one in dialled], [one.keys for one in dialled])
 
     async def _wait_for_other(self, peer_id: bytes) -> None:
-        """Waits for the other end's head start, then until no handshake of its connections is unfinished."""
+        """Waits for the other end's head start, then until the handshakes of its connections have ended.
+
+        Not of those that begin later: a stranger could repeat a HELLO that it has seen, again and again.
+        """
         await asyncio.sleep(_HEAD_START_S)
-        while begun := [task for task, handshake in self._handshakes.items() if handshake.sender == peer_id]:
+        if begun := [task for task, handshake in self._handshakes.items() if handshake.sender == peer_id]:
             await asyncio.wait(begun)
 
     def _own_dial(self, peer_id: bytes) -> _Dial | None:
