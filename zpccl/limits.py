@@ -103,6 +103,9 @@ ENGINE_MESSAGES_TAKEN_MAX = 64
 PARTS_TAKEN_MAX = 512
 """Message parts that a master takes in one turn, which takes 15 ms if they are messages of strangers, and 1 ms if they
 are empty. A hostile message may have millions."""
+REPORTS_DECODING_NS = 50 * MS
+"""After this time spent on compressed reports, a master decodes no other one in that turn. One takes 2 ms; a hostile
+one, up to half a second."""
 LONG_ANSWERS_TAKEN_MAX = 32
 """Messages with a long answer that a master takes in one turn. A Hello of 120 bytes is answered with all neighbours:
 in a group of 250 hostile peers with long addresses, these take 0.6 MB and 1 ms."""

@@ -72,6 +72,7 @@ from zpccl.protocol.messages import (
     Malformed,
     MeasurementsRequest,
     OtherVersion,
+    PeerMessage,
     Refusal,
     Refused,
     decode_peer_message,
@@ -163,7 +164,7 @@ class MasterLoop:
         self._known: set[bytes] = set()  # Routing ids of connections that have sent something: open ones, and `_gone`.
         self._gone: deque[bytes] = deque()  # Closed ones whose messages libzmq may still hold, oldest first.
         self._new_senders: list[tuple[bytes, int, int]] = []  # Routing id, descriptor, bytes of new messages.
-        self._has_expanded = False  # A compressed report was decoded in this turn.
+        self._decoding_ns = 0  # How long compressed reports were decoded in this turn.
         self._sender: bytes | None = None  # Sender of the message that is being taken; None: there is none.
         self._parts: list[zmq.Frame] = []  # The first parts of that message.
         self._wire_bytes = 0
@@ -340,11 +341,11 @@ class MasterLoop:
         batch: list[MasterEvent] = []
         size = long_answers = 0
         parts_left = iter(range(limits.PARTS_TAKEN_MAX))
-        self._is_drained = self._has_expanded = False
+        self._is_drained, self._decoding_ns = False, 0
         for _ in range(limits.POLL_EVENTS_MAX):
-            if size >= limits.CONTROL_BATCH_BYTES_MAX or self._has_expanded:
+            if size >= limits.CONTROL_BATCH_BYTES_MAX or long_answers >= limits.LONG_ANSWERS_TAKEN_MAX:
                 break
-            if long_answers >= limits.LONG_ANSWERS_TAKEN_MAX:
+            if self._decoding_ns > limits.REPORTS_DECODING_NS:
                 break
             if self._sender is None:
                 if not is_readable(self._socket):
@@ -415,14 +416,12 @@ class MasterLoop:
             if not frame.buffer:
                 continue  # It only tells that the bytes before it were heartbeats (control/inflow.py).
             data = frame.bytes
-            if is_compressed(data):  # To decode it may take a second, so only a peer that is to report may send one.
-                if self._has_expanded or self.machine.standing(routing_id) is not Standing.EXPECTED:
-                    answer = Refused(Refusal.UNREGISTERED, "send a Hello first")
-                    self._outgoing.add(routing_id, encode(answer), time.monotonic_ns(), may_wait=False)
-                    continue
-                self._has_expanded = True
+            if is_compressed(data) and not self._may_expand(routing_id):
+                answer = Refused(Refusal.UNREGISTERED, "send a Hello first")
+                self._outgoing.add(routing_id, encode(answer), time.monotonic_ns(), may_wait=False)
+                continue
             try:
-                message = decode_peer_message(data)
+                message = self._decoded(data)
             except (Malformed, OtherVersion) as error:
                 yield MalformedReceived(routing_id, error.message)
             else:
@@ -431,6 +430,21 @@ class MasterLoop:
                     continue
                 host = _host_of(frame) if isinstance(message, (Hello, CheckRequest)) else ""
                 yield PeerMessageReceived(routing_id, message, host, identity)
+
+    def _may_expand(self, routing_id: bytes) -> bool:
+        """True if a peer may send a compressed message now. To decode one may take a second, so it must be expected."""
+        is_expected = self.machine.standing(routing_id) is Standing.EXPECTED
+        return is_expected and self._decoding_ns <= limits.REPORTS_DECODING_NS
+
+    def _decoded(self, data: bytes) -> PeerMessage:
+        """Decodes a message, and adds up how long this takes for compressed ones."""
+        if not is_compressed(data):
+            return decode_peer_message(data)
+        begun_ns = time.monotonic_ns()
+        try:
+            return decode_peer_message(data)
+        finally:
+            self._decoding_ns += time.monotonic_ns() - begun_ns
 
     def _drain_monitor(self, now_ns: int) -> list[bytes]:
         """Handles the monitor's events; returns the routing ids of closed connections that had sent something."""
