@@ -51,7 +51,7 @@ def test_few_peers_are_printed_as_a_table() -> None:
     measured = MeasuredPath(0, 1, 1500, 94 * MBIT, 20_000), MeasuredPath(1, 0, 10)
     text = str(Topology.of(Measurements(members(2), measured), 0, {ids(2)[1]: ENDS}))
     assert text.splitlines() == [
-        "2 peers, 2 paths measured; rates in Mbit/s, round trips in ms",
+        "2 peers; paths measured: 1; rates in Mbit/s, round trips in ms",
         "  from \\ to  0        1  host sends  receives",
         "  0 peer0    -  94 20ms           ?         ?",
         "  1 peer1    ?        -           ?         ?",

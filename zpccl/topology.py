@@ -118,13 +118,16 @@ class Topology:
         back = self._by_pair.get((receiver.peer_id, sender.peer_id))
         return TopologyPath(sender, receiver, round_trip=None if back is None else back.round_trip)
 
+    @cached_property
+    def _measured(self) -> list[TopologyPath]:
+        return [path for path in self.paths if path.bytes_per_second is not None]
+
     def slowest(self, count: int) -> tuple[TopologyPath, ...]:
         """At most `count` paths of known rate, the slowest first."""
-        known = [path for path in self.paths if path.bytes_per_second is not None]
-        return tuple(sorted(known, key=lambda path: path.bytes_per_second or 0)[:count])
+        return tuple(sorted(self._measured, key=lambda path: path.bytes_per_second or 0)[:count])
 
     def __str__(self) -> str:
-        lines = [f"{len(self.peers)} peers, {len(self.paths)} paths measured; rates in Mbit/s, round trips in ms"]
+        lines = [f"{len(self.peers)} peers; paths measured: {len(self._measured)}; rates in Mbit/s, round trips in ms"]
         is_small = len(self.peers) <= limits.TOPOLOGY_MATRIX_PEERS_MAX
         lines += self._matrix_lines() if is_small else self._list_lines()
         if self.links:
@@ -145,8 +148,7 @@ class Topology:
     def _list_lines(self) -> list[str]:
         slowest = self.slowest(limits.TOPOLOGY_LINES_MAX)
         rows = [[printable(f"{path.sender.name} to {path.receiver.name}"), _cell(path)] for path in slowest]
-        known = sum(path.bytes_per_second is not None for path in self.paths)
-        return ["the slowest paths:", *_columns(rows), *_rest(known, "paths")]
+        return ["the slowest paths:", *_columns(rows), *_rest(len(self._measured), "paths")]
 
 
 def _cell(path: TopologyPath) -> str:

@@ -54,7 +54,7 @@ def test_paths_have_rates_and_links_interfaces() -> None:
         assert {link.ends.interface for link in found.links} == {DEVICE}
         assert {link.ends.local_address.rpartition(":")[0] for link in found.links} == {network.address(1)}
         assert {link.ends.remote_address.rpartition(":")[0] for link in found.links} == {"10.0.2.2", "10.0.3.2"}
-        assert "paths measured" in text and DEVICE in text
+        assert "paths measured: " in text and DEVICE in text
 
 
 @pytest.mark.alone
@@ -92,4 +92,4 @@ def test_operators_see_the_rates() -> None:
 
         until(shown, "the paths in the metrics")
         run.master.signal(signal.SIGUSR2)
-        until(lambda: "the network: 2 peers, 2 paths measured" in run.master.log.read_text(), "a line in the log")
+        until(lambda: "the network: 2 peers; paths measured: 2;" in run.master.log.read_text(), "a line in the log")
