@@ -6,8 +6,9 @@
  * link gets no more than an equal share of it: its connections whose next frame is a message stop receiving, and TCP
  * pushes back. So no link can take the room of others. If the body of a message does not come, its link is lost
  * (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
- * a lower one of the caller. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has no other
- * message, one of any size is accepted. */
+ * a lower one of the caller, a short one as ZP__SENT_CHARGE_MIN: a peer that asks and does not read the answers would
+ * use many times the bound otherwise. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has
+ * no other message, one of any size is accepted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -280,10 +281,15 @@ static void writable_report(zp__link *link)
 	}
 }
 
+static uint64_t sent_charge(const zp__message_out *message)
+{
+	return message->bytes > ZP__SENT_CHARGE_MIN ? message->bytes : ZP__SENT_CHARGE_MIN;
+}
+
 /* Frees a message that the other end has acknowledged, or that is lost with its link. */
 void zp__message_sent(zp__link *link, zp__message_out *message)
 {
-	link->message_bytes -= message->bytes;
+	link->message_bytes -= sent_charge(message);
 	buffer_give(link->engine, message, sizeof *message + message->bytes);
 	writable_report(link);
 }
@@ -314,7 +320,7 @@ static zp__message_out *message_new(void *memory, uint64_t channel, uint64_t byt
 /* Lock held. */
 static void message_offer(zp__link *link, zp__message_out *message)
 {
-	link->message_bytes += message->bytes;
+	link->message_bytes += sent_charge(message);
 	zp__link_offer(link, &link->messages, &message->node);
 }
 

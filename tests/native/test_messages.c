@@ -94,6 +94,21 @@ static void test_room(void)
 	mesh_close();
 }
 
+/* Short messages take memory beside their bytes. */
+static void test_short_messages_are_charged(void)
+{
+	mesh_open();
+	uint64_t posted = 0;
+	while (zp_message_post(engines[0], ids[1], CHANNEL, NULL, 0, NULL, 0, QUEUE_BYTES) == 0)
+		posted++;
+	CHECK(posted == QUEUE_BYTES / ZP__SENT_CHARGE_MIN + 1);
+	CHECK(zp_channel_open(engines[1], CHANNEL, -1) == 0);
+	for (uint64_t i = 0; i < posted; i++)
+		zp_message_release(engines[1], event_take(1).body);
+	CHECK(event_take(0).kind == ZP_EVENT_WRITABLE);
+	mesh_close();
+}
+
 /* A message that is longer than the queue may be passes alone; others wait for it. */
 static void test_one_may_always_pass(void)
 {
@@ -350,6 +365,7 @@ static void test_shares_of_those_that_are_left(void)
 int main(void)
 {
 	test_room();
+	test_short_messages_are_charged();
 	test_one_may_always_pass();
 	test_errors();
 	test_room_of_a_link_that_is_gone();

@@ -200,7 +200,7 @@ class LinkStats:
         senders: number of connections that take frames.
         lost_count: number of connections that were lost while others were left.
         resent_frames: number of frames sent again because their connection was lost.
-        message_bytes: bytes of messages that are queued, being sent, or sent and not acknowledged by the other end.
+        message_bytes: charged for messages that are queued, being sent, or sent and not acknowledged by the other end.
         tx_bytes: bytes sent in each place of the link, headers included.
         rx_bytes: bytes received in each place.
         generations: generation of the current or last connection in each place.
