@@ -467,6 +467,8 @@ HANDSHAKES_MAX = 8 * LINK_CONNECTIONS_FAR_DEFAULT
 have not yet proved to come from a neighbour also take at most a quarter of the file descriptors."""
 HANDSHAKES_OF_ADDRESS_MAX = HANDSHAKES_MAX // 2
 """Of those, the connections from one address that are not known to come from a neighbour."""
+OUTSIDER_DIALS_MAX = 4
+"""Peers that are no members which a member dials at a time, each with up to 64 connections."""
 HELLO_TIMEOUT_NS = 2 * SECOND
 """How long an accepted data connection may send nothing: its first message is in flight when it is accepted."""
 LISTEN_BACKLOG = 512

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
+import queue
 import resource
 import socket
 import subprocess
@@ -18,7 +20,9 @@ from brokers import RUN, Broker, say_hello, shake_hands
 from e2e.harness import HANG_SECONDS, until
 from e2e.strangers import is_dropped, raw, read
 
+import zpccl
 from zpccl import limits
+from zpccl.control.dialling import Dialler, Results, Secrets
 from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
 from zpccl.control.links import _LookUps
 from zpccl.protocol.messages import Neighbour
@@ -302,3 +306,67 @@ def test_names_that_are_looked_up_have_a_bound(monkeypatch: pytest.MonkeyPatch) 
     assert first.result(HANG_SECONDS)
     until(lambda: look_ups._free._value == 1)
     assert look_ups.submit(lambda: 7).result(HANG_SECONDS) == 7
+
+
+def test_a_question_without_a_thread_is_answered(pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: the session waits for the answer, and a name is looked up in a thread of its own."""
+
+    def start(thread: threading.Thread) -> None:
+        raise zpccl.InternalError(f"the thread {thread.name} cannot be started")
+
+    answers: queue.Queue[tuple[str, str]] = queue.Queue()
+    monkeypatch.setattr("zpccl.control.links.start_thread", start)
+    pair[0].broker.ask_mechanism("nobody.invalid:48148", lambda *answer: answers.put(answer))
+    mechanism, reason = answers.get(timeout=HANG_SECONDS)
+    assert not mechanism and "cannot be started" in reason
+
+
+def test_few_outsiders_are_dialled_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: the silent addresses of many would use up the descriptors. Members do not wait for them."""
+    monkeypatch.setattr(limits, "OUTSIDER_DIALS_MAX", 1)
+    one, outsider, member = (Broker(name, 1) for name in ("one", "outsider", "member"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        try:
+            for other in (outsider, member):
+                other.meet(one)
+            one.broker.open(Neighbour(b"s" * 16, "silent", (address,), True, b""), is_outsider=True)
+            one.broker.open(Neighbour(outsider.peer_id, "", (outsider.address,), True, b""), is_outsider=True)
+            one.meet(member, dial=True)
+            assert one.link().peer_id == member.peer_id
+            one.broker.close_link(b"s" * 16)
+            assert one.link().peer_id == outsider.peer_id
+        finally:
+            for broker in (one, outsider, member):
+                broker.close()
+
+
+def test_many_names_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: a peer may name eight hosts, and each name may have eight addresses that are silent."""
+    targets = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.0.0.{number}", 1)) for number in range(8)]
+    names = tuple(f"{letter}.invalid:1" for letter in "abcdefgh")
+    dialled: list[object] = []
+
+    async def look_up(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        return targets
+
+    async def connect(target: object, *_: object, **__: object) -> None:
+        dialled.append(target)
+        await asyncio.Event().wait()
+
+    async def dial() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "getaddrinfo", look_up)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            dialler = Dialler(loop, listener, False, connect)
+            monkeypatch.setattr(dialler, "_connect", connect)
+            neighbour = Neighbour(b"s" * 16, "silent", names, True, b"")
+            hello = LinkHello(RUN, b"o" * 16, neighbour.peer_id, bytes(16), 0, 1)
+            task = loop.create_task(dialler.dial_any(neighbour, hello, Secrets(b"", b""), Results()))
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            task.cancel()
+
+    monkeypatch.setattr("zpccl.control.dialling._STAGGER_S", 0)
+    asyncio.run(dial())
+    assert len(names) <= len(dialled) <= 2 * limits.ADDRESSES_PER_PEER_MAX

@@ -41,7 +41,17 @@ from zpccl.engine.engine import (
 from zpccl.errors import Kicked, PeerLost
 from zpccl.protocol import events
 from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce, UseMaster
-from zpccl.protocol.messages import Hello, Kick, Leave, PathSample, Reducing, Withdraw, decode_peer_message, encode
+from zpccl.protocol.messages import (
+    Hello,
+    Kick,
+    Leave,
+    Member,
+    PathSample,
+    Reducing,
+    Withdraw,
+    decode_peer_message,
+    encode,
+)
 from zpccl.protocol.peer import State
 from zpccl.protocol.session import SocketPhase
 from zpccl.types import ReduceOp
@@ -573,6 +583,40 @@ def test_a_neighbour_that_connects_all_the_time_does_not_fill_the_log(
             loop._take(NewConnection(LOSSY.peer_id, number, 0, 1, more, None, b""), number)
             other.close()
     assert [record.levelname for record in caplog.records] == ["INFO"] * 4
+
+
+def test_outsiders_share_a_quarter_of_the_descriptors(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1: in a run without a secret anybody may have a link to each member, of 128 connections."""
+    told: list[events.PeerEvent] = []
+    lost: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    monkeypatch.setattr(loop._machine, "state", State.MEMBER)
+    monkeypatch.setattr(loop._machine, "wants_link", lambda peer: True)
+    monkeypatch.setattr(loop._machine, "neighbour_name", lambda peer: "one")
+    monkeypatch.setattr(loop, "_handle", lambda event, now_ns: told.append(event))
+    monkeypatch.setattr(loop._broker, "lose_link", lambda *link: lost.append(link))
+    first, second, member = (bytes([number]) * 16 for number in (1, 2, 3))
+    monkeypatch.setattr(loop._machine, "members", (Member(member, 0, "member"),))
+    with contextlib.ExitStack() as theirs:
+        for number, (peer, count) in enumerate(((first, 5), (second, 1), (member, 5))):
+            pairs = [socket.socketpair() for _ in range(count)]
+            for _, their in pairs:
+                theirs.enter_context(their)
+            loop._take(NewLink(peer, number, [ours for ours, _ in pairs], None), NOW_NS)
+        up_first, failed, up_member = told
+    assert (up_first, up_member) == (events.LinkUp(first), events.LinkUp(member))
+    assert isinstance(failed, events.LinkFailed) and failed.peer_id == second and "ulimit -n" in failed.reason
+    assert lost == [(second, 1)]
+
+
+def test_a_link_that_is_not_wanted_any_more_is_lost(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the broker would take it for open, and not dial that peer again."""
+    lost: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(loop._broker, "lose_link", lambda *link: lost.append(link))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        loop._take(NewLink(LOSSY.peer_id, 7, [ours], None), NOW_NS)
+    assert ours.fileno() < 0 and lost == [(LOSSY.peer_id, 7)]
 
 
 def test_a_link_has_more_connections_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

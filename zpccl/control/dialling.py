@@ -209,6 +209,7 @@ class Dialler:
                     if isinstance(found, Dialled):
                         return address, found
                     results.resolved(address)
+                    del found[max(1, limits.ADDRESSES_PER_PEER_MAX - len(tries)) :]  # Each takes a descriptor.
                     waiting.insert(0, [(f"{address} at {target[0]}", (family, target)) for family, target in found])
             raise HandshakeError("none of its addresses works" if neighbour.addresses else "it gave no address")
         finally:

@@ -231,6 +231,7 @@ class LinkBroker:
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(_make_task)
         self._loop.set_default_executor(_LookUps())
+        self._outsiders = asyncio.Semaphore(limits.OUTSIDER_DIALS_MAX)
         self._dialler = Dialler(self._loop, listener, local_listener is not None, self._adopt)
         self._stop = asyncio.Event()
         self._has_begun = threading.Lock()  # Taken by the thread, or by a failed constructor.
@@ -248,9 +249,12 @@ class LinkBroker:
         """Sets the run in which this peer is registered; all links belong to one run."""
         self._call(self._set_run, run_id)
 
-    def open(self, neighbour: Neighbour) -> None:
-        """Accepts a neighbour's connections from now on, and dials it unless there is a link to it."""
-        self._call(self._open, neighbour)
+    def open(self, neighbour: Neighbour, *, is_outsider: bool = False) -> None:
+        """Accepts a neighbour's connections from now on, and dials it unless there is a link to it.
+
+        At most OUTSIDER_DIALS_MAX outsiders are dialled at a time: silent addresses would use up the descriptors.
+        """
+        self._call(self._open, neighbour, is_outsider)
 
     def close_link(self, peer_id: bytes) -> None:
         """Accepts no more connections of a neighbour, and stops dialling it."""
@@ -307,7 +311,7 @@ class LinkBroker:
     def _set_run(self, run_id: bytes) -> None:
         self._run_id = run_id
 
-    def _open(self, neighbour: Neighbour) -> None:
+    def _open(self, neighbour: Neighbour, is_outsider: bool) -> None:
         if self._requires_keys and not neighbour.link_key:
             return self._on_failed(neighbour.peer_id, "the master gave no key for it, and this run has a secret")
         self._keys[neighbour.peer_id] = neighbour.link_key
@@ -316,7 +320,7 @@ class LinkBroker:
                 handshake.arrival.set()
         if neighbour.peer_id not in self._dials and neighbour.peer_id not in self._links:
             dial = self._dials[neighbour.peer_id] = _Dial()
-            dial.task = self._loop.create_task(self._dial(neighbour, dial))
+            dial.task = self._loop.create_task(self._dial(neighbour, dial, is_outsider))
 
     def _forget(self, peer_id: bytes) -> None:
         self._keys.pop(peer_id, None)
@@ -508,10 +512,14 @@ class LinkBroker:
 
     # --- Dialling ---------------------------------------------------------------------------------------------------
 
-    async def _dial(self, neighbour: Neighbour, dial: _Dial) -> None:
-        peer_id, nonce, results = neighbour.peer_id, os.urandom(NONCE_BYTES), Results()
+    async def _dial(self, neighbour: Neighbour, dial: _Dial, is_outsider: bool) -> None:
         if not neighbour.dial:
-            await self._wait_for_other(peer_id)
+            await self._wait_for_other(neighbour.peer_id)
+        async with self._outsiders if is_outsider else contextlib.nullcontext():
+            await self._dial_now(neighbour, dial)
+
+    async def _dial_now(self, neighbour: Neighbour, dial: _Dial) -> None:
+        peer_id, nonce, results = neighbour.peer_id, os.urandom(NONCE_BYTES), Results()
 
         def may_commit() -> None:
             if self._dials.get(peer_id) is not dial:
@@ -676,7 +684,7 @@ def _make_task(
 async def _ask_mechanism(address: str, on_answer: Callable[[str, str], object]) -> None:
     try:
         on_answer(await asyncio.wait_for(mechanism_of(*parse_address(address)), _CONNECT_TIMEOUT_S), "")
-    except (OSError, asyncio.TimeoutError) as error:
+    except Exception as error:  # noqa: BLE001 - who asks waits for an answer; a look-up also fails if it gets no thread
         on_answer("", f"the connection broke during the handshake, then: {str(error) or 'no answer in time'}")
 
 

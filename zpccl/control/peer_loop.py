@@ -608,7 +608,7 @@ class PeerLoop:
             elif isinstance(effect, effects.EndSync):
                 self._end_sync(effect)
             elif isinstance(effect, effects.OpenLink):
-                self._broker.open(effect.neighbour)
+                self._broker.open(effect.neighbour, is_outsider=self._is_outsider(effect.neighbour.peer_id))
             elif isinstance(effect, effects.CloseLink):
                 self._broker.close_link(effect.peer_id)
                 self._close_link(effect.peer_id)
@@ -775,8 +775,10 @@ class PeerLoop:
         if not self._machine.wants_link(peer_id):
             for connection in sockets:
                 connection.close()
-            return
+            return self._broker.lose_link(peer_id, link.number)
         try:
+            if self._is_outsider(peer_id) and not self._has_room_for_outsider(len(sockets)):
+                raise OSError(errno.EMFILE, "peers that are no members take too many descriptors; raise `ulimit -n`")
             ends = ends_of(sockets)
             fds = [connection.fileno() for connection in sockets]
             link_id = self.engine.open_link(peer_id, fds, link.cipher_keys, places_for(len(fds)))
@@ -836,6 +838,19 @@ class PeerLoop:
         """Whether the links may have `count` more connections: half of the descriptors are kept for other uses."""
         open_count = sum(self.engine.link_state(peer_id).open_count for peer_id in self._links)
         return open_count + count <= share_of_descriptors(2)
+
+    def _is_outsider(self, peer_id: bytes) -> bool:
+        """True if this peer is a member and the other one is not: a run without a secret lets anybody come so far."""
+        machine = self._machine
+        return machine.state is State.MEMBER and all(member.peer_id != peer_id for member in machine.members)
+
+    def _has_room_for_outsider(self, count: int) -> bool:
+        """Whether an outsider may have a link of `count` connections: they share a quarter of the descriptors.
+
+        A single one may always have its link.
+        """
+        taken = sum(link.ends.connections for peer_id, link in self._links.items() if self._is_outsider(peer_id))
+        return not taken or taken + count <= share_of_descriptors(4)
 
     def _close_link(self, peer_id: bytes) -> None:
         self._rates.queued_us.pop(peer_id, None)
