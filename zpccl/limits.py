@@ -23,7 +23,7 @@ ADDRESS_CHARS_MAX = 270
 """Fits a host name of 253 characters, brackets, a zone and a port."""
 
 # --- Control plane --------------------------------------------------------------------------------------------------
-PROTOCOL_VERSION = 28
+PROTOCOL_VERSION = 29
 MESSAGE_BYTES_MAX = 12 * MIB
 """One control message. libzmq drops the connection of a sender that exceeds it."""
 CONTROL_QUEUE_MESSAGES_MAX = 10_000

@@ -410,9 +410,9 @@ CONNECT = 1
 """The call id of connect()."""
 
 
-def neighbour(name: str, *, dial: bool = True) -> Neighbour:
+def neighbour(name: str, *, dial: bool = True, is_member: bool = True) -> Neighbour:
     """A neighbour to which peer a is to have a link."""
-    return Neighbour(pid(name), name, (f"{name}:1",), dial)
+    return Neighbour(pid(name), name, (f"{name}:1",), dial, is_member=is_member)
 
 
 def member_list(epoch: int, names: str, since: Sequence[int] = (), /, **groups: int) -> Members:

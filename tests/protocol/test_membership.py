@@ -80,7 +80,7 @@ def test_exactly_one_of_a_pair_dials_first() -> None:
     assert dialled == {(group[i], group[j]) for i in range(4) for j in range(i)}
     assert registry.neighbours_of(peers[1]) == (
         Neighbour(pid("a"), "a", ("a:1",), True),
-        Neighbour(pid("c"), "c", ("c:1",), False),
+        Neighbour(pid("c"), "c", ("c:1",), False, is_member=True),
         Neighbour(pid("d"), "d", ("d:1",), False),
     )
     assert registry.neighbours_of(peers[4]) == ()

@@ -145,7 +145,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Fetch state ahead from those of `peers` that offer it. `peers`: all peers to which this peer must have links.
+    """Fetch state ahead from those of `peers` that offer it. `peers`: the members to which this peer must have links.
 
     ReadyCalled follows. Performed again when the peers change.
     """

@@ -360,7 +360,8 @@ class Registry:
 
     def as_neighbour(self, peer: Peer, receiver: Peer, *, dial: bool) -> Neighbour:
         """What the receiver needs to know about a peer to which it must have a link."""
-        return Neighbour(peer.peer_id, peer.name, peer.addresses, dial, self._link_key(peer, receiver))
+        link_key = self._link_key(peer, receiver)
+        return Neighbour(peer.peer_id, peer.name, peer.addresses, dial, link_key, peer.is_member)
 
     def _link_key(self, one: Peer, other: Peer) -> bytes:
         """The key of a link: known to its two ends only, so that no peer can impersonate another."""

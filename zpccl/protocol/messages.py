@@ -424,6 +424,8 @@ class Neighbour(_Message, frozen=True):
     """True: the receiver dials at once. False: it dials only if the other end has not set the link up by then."""
     link_key: LinkKey = b""
     """Key that the pair shares with the master, to authenticate each other. Empty in a run without a secret."""
+    is_member: bool = False
+    """Whether it was a member when this was sent: only members offer state to newcomers."""
 
     def __repr__(self) -> str:
         return f"Neighbour({self.peer_id!r}, {self.name!r}, {self.addresses!r}, dial={self.dial})"

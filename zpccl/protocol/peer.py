@@ -784,7 +784,7 @@ class PeerMachine:
         gone = tuple(peer_id for peer_id in self._links if peer_id not in wanted)
         self._on_neighbours_changed(NeighboursChanged(message.neighbours, gone))
         if self.state is State.PENDING and not self._is_ready:
-            self._effects.append(FetchAhead(tuple(self._links)))
+            self._effects.append(FetchAhead(tuple(each.peer_id for each in message.neighbours if each.is_member)))
 
     def _on_neighbours_changed(self, message: NeighboursChanged) -> None:
         for peer_id in message.gone:
