@@ -17,7 +17,6 @@ from engine_mesh import (
     Mesh,
     Three,
     check_hostile_frames,
-    check_result,
     make_plan,
     peer_id,
     random_inputs,
@@ -32,6 +31,7 @@ from engine_mesh import (
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from reference_results import check_result
 
 from zpccl.engine.engine import EngineError, ReduceDone
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, ReduceOp

@@ -14,7 +14,6 @@ from engine_mesh import (
     WAIT_S,
     Case,
     Mesh,
-    check_result,
     make_plan,
     open_until_the_end,
     peer_id,
@@ -24,6 +23,7 @@ from engine_mesh import (
     until,
     wait_done,
 )
+from reference_results import check_result
 
 from zpccl.engine.ciphers import Cipher, CipherKeys, available
 from zpccl.engine.engine import Engine, EngineError, LinkLost

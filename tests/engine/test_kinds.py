@@ -17,7 +17,6 @@ from engine_mesh import (
     Frame,
     HandMadePeer,
     Mesh,
-    check_result,
     make_plan,
     peer_id,
     random_inputs,
@@ -26,6 +25,7 @@ from engine_mesh import (
     wait_done,
     wait_events,
 )
+from reference_results import check_result
 from tree_lanes import expected, lanes_of_owners
 
 from zpccl.engine.engine import EngineError, LinkLost, ReduceDone, ReducePlan

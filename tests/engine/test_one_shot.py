@@ -18,7 +18,6 @@ from engine_mesh import (
     HandMadePeer,
     Mesh,
     check_hostile_frames,
-    check_result,
     make_plan,
     random_inputs,
     run,
@@ -27,6 +26,7 @@ from engine_mesh import (
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from reference_results import check_result
 
 from zpccl import limits
 from zpccl.engine.engine import EngineError

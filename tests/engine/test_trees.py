@@ -26,7 +26,6 @@ from engine_mesh import (
     Mesh,
     Three,
     check_hostile_frames,
-    check_result,
     make_plan,
     peer_id,
     random_inputs,
@@ -42,6 +41,7 @@ from engine_mesh import (
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from reference_results import check_result
 from tree_lanes import Parents, any_lanes, binary, chain, count_of, cut, expected, mixed, star, stars
 
 from zpccl.engine.engine import ConnectionLost, EngineError, EngineEvent, LinkLost, ReduceDone, TreeLane
