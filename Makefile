@@ -14,8 +14,7 @@ ARGS ?=
 # Python tests of the data plane that also run with an extension compiled for a sanitizer.
 ENGINE_TESTS := $(filter-out tests/engine/test_quantiser.py, $(wildcard tests/engine/test_*.py))
 ASAN_TESTS ?= tests/engine tests/state tests/test_communicator.py tests/e2e/test_loss.py
-TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_direct.py::test_more_than_the_window \
-	--deselect tests/engine/test_trees.py::test_more_than_the_window \
+TSAN_TESTS ?= $(ENGINE_TESTS) --deselect tests/engine/test_trees.py::test_more_than_the_window \
 	tests/state/test_transfer.py tests/e2e/test_loss.py::test_many_reduces_end_when_nobody_is_left
 
 PY := $(VENV)/bin/python

@@ -308,12 +308,12 @@ class Frame:
 
 
 def read_exactly(end: socket.socket, count: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < count:
         piece = end.recv(min(count - len(data), 1 << 20))
         assert piece, "the engine closed the connection"
         data += piece
-    return data
+    return bytes(data)
 
 
 def receive_frame(end: socket.socket) -> Frame:

@@ -1,6 +1,7 @@
 """Lanes of trees in the C engine: results, links, windows, lost connections, aborts, hostile peers.
 
-test_direct.py tests the direct exchange, which only has stars. test_quantiser.py tests quantised results.
+The direct exchange is one star for each rank. test_engine.py tests what it has in common with other algorithms, and
+quantised results.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from engine_mesh import (
     make_plan,
     peer_id,
     random_inputs,
+    read_exactly,
     receive_frame,
     run,
     socket_pair,
+    storage,
     to_bfloat16,
     to_float64,
     until,
     wait_done,
     wait_events,
+    wait_failure,
 )
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -120,6 +124,40 @@ def test_equal_stars_are_the_direct_exchange(meshes: dict[int, Mesh], datatype: 
         inputs = random_inputs(np.random.default_rng(size), case, 4099, size)
         named = run(mesh, replace(case, lanes=stars(size, 4099)), inputs)[0]
         assert named.tobytes() == run(mesh, case, inputs)[0].tobytes()
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    size=st.sampled_from(WORLD_SIZES),
+    count=st.integers(1, 9000),
+    datatype=st.sampled_from([DataType.FLOAT16, DataType.BFLOAT16]),
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PROD]),
+    in_place=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_16_bit_types_are_folded_in_float(
+    meshes: dict[int, Mesh], size: int, count: int, datatype: DataType, op: ReduceOp, in_place: bool, seed: int
+) -> None:
+    """Any bits: the direct exchange folds them in float32 in order of rank, and rounds once."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.integers(0, 1 << 16, count, np.uint16).view(storage(datatype)) for _ in range(size)]
+    case = Case(datatype, op, in_place=in_place, frame_bytes=6000, algorithm=DIRECT)
+    with np.errstate(all="ignore"):
+        wide = [to_float64(x, datatype).astype(np.float32) for x in inputs]
+        total = (np.multiply if op is ReduceOp.PROD else np.add).reduce(wide)
+        mean = total / np.float32(size) if op is ReduceOp.AVG else total
+        expected = to_bfloat16(mean) if datatype is DataType.BFLOAT16 else mean.astype(np.float16)
+    is_number = ~np.isnan(mean)
+    result = run(meshes[size], case, inputs)[0]
+    assert result[is_number].tobytes() == expected[is_number].tobytes()
+    assert np.isnan(to_float64(result, datatype)[~is_number]).all()
+
+
+def test_quantised_shares_of_sixteen_peers() -> None:
+    case = Case(quantization=QuantizationAlgorithm.MIN_MAX, block_elements=256, frame_bytes=8192, algorithm=DIRECT)
+    inputs = random_inputs(np.random.default_rng(16), case, 40_000, 16)
+    with closing(Mesh(16)) as mesh:
+        check_result(case, inputs, run(mesh, case, inputs)[0])
 
 
 @pytest.mark.parametrize("tree", [chain(range(8)), binary(range(8)), chain((3, 1, 4, 0, 5, 2, 6, 7))])
@@ -389,8 +427,10 @@ def test_the_loss_of_parent_or_child_fails_the_attempt_and_names_the_peer(three:
     case = Case(in_place=True, algorithm=DIRECT, lanes=(TreeLane(COUNT, INNER),))
     three.engine.start_reduce(make_plan(case, 1, 0, 3, data, data))
     three.ends[rank].close()
-    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    done, _ = wait_failure(three.engine)
     assert done.status < 0 and done.fault == peer_id(rank)
+    three.engine.end_reduce(1, commit=False)
+    assert (data == 1).all()
 
 
 def test_who_is_no_neighbour_may_go(three: Three) -> None:
@@ -418,6 +458,16 @@ def test_a_parent_that_takes_nothing_is_at_fault_for_the_stall() -> None:
         three.ends[2].sendall(shares)
         done = wait_done(three.engine)
         assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
+
+
+def test_of_two_peers_the_one_that_takes_nothing_is_at_fault_for_the_stall() -> None:
+    case = Case(frame_bytes=1 << 18, algorithm=DIRECT)
+    data, output = np.ones(3 << 20, np.float32), np.empty(3 << 20, np.float32)
+    with closing(Three(stall_timeout_ms=200, buffer_bytes=4096)) as three:
+        three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
+        read_exactly(three.ends[1], (1 << 20) * 4 + 16 * len(Frame(REDUCE_SCATTER, 1, 1, 0, b"").encode()))
+        done = wait_done(three.engine)
+        assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(2))
 
 
 # --- When frames are sent ---------------------------------------------------------------------------------------------
@@ -502,5 +552,5 @@ def test_a_share_beyond_the_window_is_a_violation(three: Three, tree: Parents) -
     three.engine.start_reduce(make_plan(case, 1, 0, 3, data, output))
     middle = count // 2 // (1 << 16) * (1 << 16)
     three.ends[2].sendall(Frame(REDUCE_SCATTER, 1, 0, middle, b"", length=1 << 18).encode())
-    done = next(event for event in wait_events(three.engine, 2) if isinstance(event, ReduceDone))
+    done, _ = wait_failure(three.engine)
     assert (done.status, done.fault) == (-errno.EPROTO, peer_id(2))
