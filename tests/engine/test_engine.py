@@ -384,36 +384,6 @@ def test_end_withdraws_the_event_and_refuses_a_commit(meshes: dict[int, Mesh]) -
     assert mesh.engines[0].poll() == []
 
 
-# --- Early and late frames --------------------------------------------------------------------------------------------
-
-
-def test_frames_of_an_attempt_to_come_wait_for_it() -> None:
-    mesh, rng = Mesh(2), np.random.default_rng(4)
-    case = Case()
-    inputs = random_inputs(rng, case, 50_000, 2)
-    targets = [np.zeros_like(x) for x in inputs]
-    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], targets[0]))
-    until(lambda: sum(mesh.engines[1].link_state(peer_id(0)).rx_bytes) >= 2 * 40)
-    mesh.engines[1].start_reduce(make_plan(case, 1, 1, 2, inputs[1], targets[1]))
-    assert all(wait_done(engine).status == 0 for engine in mesh.engines)
-    check_result(case, inputs, targets[1])
-    mesh.close()
-
-
-def test_frames_of_an_attempt_that_never_starts_are_dropped_when_it_is_ended() -> None:
-    mesh, rng = Mesh(2), np.random.default_rng(5)
-    case = Case()
-    inputs = random_inputs(rng, case, 50_000, 2)
-    output = np.empty_like(inputs[0])
-    mesh.engines[0].start_reduce(make_plan(case, 1, 0, 2, inputs[0], output))
-    until(lambda: sum(mesh.engines[1].link_state(peer_id(0)).rx_bytes) >= 2 * 40)
-    mesh.engines[1].end_reduce(1, commit=False)
-    mesh.engines[0].end_reduce(1, commit=False)
-    mesh.last_id = 1
-    check_result(case, inputs, run(mesh, case, inputs)[0])
-    mesh.close()
-
-
 def test_stale_frames_are_dropped(peer: HandMadePeer) -> None:
     """S4: frames of an attempt that has ended touch nothing and harm nobody."""
     case = Case()
