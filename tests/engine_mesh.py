@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zpccl import limits
-from zpccl.engine.engine import Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan, TreeLane
+from zpccl.engine.ciphers import Cipher, CipherKeys, available
+from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan, TreeLane
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -89,46 +90,73 @@ def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
     return done, lost
 
 
+def cipher_ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:
+    """The cipher keys of the two ends of a connection. Each number has different keys."""
+    size = available()[cipher].key_bytes
+    one, other = (bytes([2 * number + side]) * size for side in (0, 1))
+    return CipherKeys(cipher, one, other), CipherKeys(cipher, other, one)
+
+
 class Mesh:
     """Engines, all linked with all or as in `pairs`, and the ids of their attempts. They use all connections, as
-    between hosts."""
+    between hosts. With `copies` of the sockets, connections can be lost. `settings` are arguments of the engines."""
+
+    near_host = "127.0.0.1"
 
     def __init__(
         self,
         size: int,
         *,
         connections: int = 2,
-        threads: int = 1,
-        local_senders_max: int = 0,
         pairs: Iterable[tuple[int, int]] | None = None,
+        cipher: Cipher | None = None,
+        copies: bool = False,
+        **settings: Any,
     ) -> None:
         self.size = size
-        self.engines = [Engine(threads=threads, local_senders_max=local_senders_max) for _ in range(size)]
+        self.engines = [Engine(**{"threads": 1, "local_senders_max": 0, **settings}) for _ in range(size)]
+        self.link_ids: dict[tuple[int, int], int] = {}
+        self.copies: dict[tuple[int, int], list[socket.socket]] = {}
         self.last_id = 0
         for a, b in itertools.combinations(range(size), 2) if pairs is None else pairs:
-            self.link(a, b, connections)
+            ends = [socket_pair(near_host=self.near_host) for _ in range(connections)]
+            if copies:
+                self.copies[a, b] = [near.dup() for near, _ in ends]
+            self.link(a, b, ends, cipher)
 
-    def link(self, a: int, b: int, connections: int) -> None:
-        pairs = [socket_pair() for _ in range(connections)]
-        self.engines[a].open_link(peer_id(b), [pair[0].detach() for pair in pairs])
-        self.engines[b].open_link(peer_id(a), [pair[1].detach() for pair in pairs])
+    def link(self, a: int, b: int, ends: Sequence[tuple[socket.socket, socket.socket]], cipher: Cipher | None) -> None:
+        for side, (here, there) in enumerate([(a, b), (b, a)]):
+            fds = [pair[side].detach() for pair in ends]
+            keys = [cipher_ends(cipher, number)[side] for number in range(len(ends))] if cipher is not None else None
+            self.link_ids[here, there] = self.engines[here].open_link(peer_id(there), fds, keys)
 
     def next_id(self) -> int:
         self.last_id += 1
         return self.last_id
 
+    def received_bytes(self, rank: int) -> int:
+        peers = [there for here, there in self.link_ids if here == rank]
+        return sum(sum(self.engines[rank].link_state(peer_id(peer)).rx_bytes) for peer in peers)
+
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
+        for copy in itertools.chain(*self.copies.values()):
+            copy.close()
 
 
 class Hosts(Mesh):
     """Engines that treat each other as other hosts."""
 
-    def link(self, a: int, b: int, connections: int) -> None:
-        pairs = [socket_pair(near_host="127.0.0.2") for _ in range(connections)]
-        self.engines[a].open_link(peer_id(b), [pair[0].detach() for pair in pairs])
-        self.engines[b].open_link(peer_id(a), [pair[1].detach() for pair in pairs])
+    near_host = "127.0.0.2"
+
+
+def lose_connection(mesh: Mesh, index: int) -> list[ConnectionLost]:
+    """Ends a connection of ranks 0 and 1. Returns the reports of both, which must be their next events."""
+    mesh.copies[0, 1][index].shutdown(socket.SHUT_RDWR)
+    events = [event for engine in mesh.engines for event in wait_events(engine, 1)]
+    assert all(isinstance(event, ConnectionLost) for event in events)
+    return events  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

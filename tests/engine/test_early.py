@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import socket
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -18,17 +16,18 @@ from engine_mesh import (
     Case,
     Frame,
     HandMadePeer,
+    Mesh,
+    lose_connection,
     make_plan,
     peer_id,
-    socket_pair,
     until,
     wait_done,
     wait_events,
     wait_failure,
 )
 
-from zpccl.engine.ciphers import CipherKeys, available
-from zpccl.engine.engine import ConnectionLost, Engine, LinkLost, ReduceDone, TreeLane
+from zpccl.engine.ciphers import Cipher, available
+from zpccl.engine.engine import LinkLost, ReduceDone, TreeLane
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm
 
 COMMON, LATE = 1, 2
@@ -39,19 +38,12 @@ LARGE = np.arange(4 << 20, dtype=np.float32) % 1000
 SMALL = LARGE[:5000]
 
 
-class Pair:
+class Pair(Mesh):
     """Two engines. The second begins its attempts when a test says so."""
 
-    def __init__(self, case: Case, connections: int, encrypted: bool = False) -> None:
+    def __init__(self, case: Case, connections: int, cipher: Cipher | None = None) -> None:
+        super().__init__(2, connections=connections, cipher=cipher, copies=True, threads=None, stall_timeout_ms=60_000)
         self.case = case
-        self.engines = [Engine(stall_timeout_ms=60_000, local_senders_max=0) for _ in range(2)]
-        pairs = [socket_pair() for _ in range(connections)]
-        self.copies = [pair[0].dup() for pair in pairs]
-        cipher = next(iter(available()))
-        keys = [bytes([side]) * available()[cipher].key_bytes for side in range(2)]
-        for rank, engine in enumerate(self.engines):
-            own = [CipherKeys(cipher, keys[rank], keys[1 - rank])] * connections if encrypted else None
-            engine.open_link(peer_id(1 - rank), [pair[rank].detach() for pair in pairs], own)
         self.results: dict[tuple[int, int], np.ndarray] = {}
 
     def start(self, rank: int, attempt_id: int, data: np.ndarray) -> None:
@@ -68,37 +60,22 @@ class Pair:
             engine.end_reduce(attempt_id, commit=True)
             np.testing.assert_array_equal(self.results[rank, attempt_id], 2 * data)
 
-    def arrived(self) -> int:
-        return sum(self.engines[1].link_state(peer_id(0)).rx_bytes)
-
-    def lose_connections(self, *indices: int) -> None:
-        for index in indices:
-            self.copies[index].shutdown(socket.SHUT_RDWR)
-            for engine in self.engines:
-                assert isinstance(wait_events(engine, 1)[0], ConnectionLost)
-
-    def close(self) -> None:
-        for engine in self.engines:
-            engine.close()
-        for copy in self.copies:
-            copy.close()
-
 
 @pytest.mark.parametrize("connections", [1, 3])
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("cipher", [None, next(iter(available()))])
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 def test_attempts_do_not_wait_for_one_that_its_receiver_has_not_begun(
-    algorithm: Algorithm, encrypted: bool, connections: int
+    algorithm: Algorithm, cipher: Cipher | None, connections: int
 ) -> None:
     case = Case(algorithm=algorithm, frame_bytes=1 << 18, in_place=connections == 3)
-    with closing(Pair(case, connections, encrypted)) as pair:
+    with closing(Pair(case, connections, cipher)) as pair:
         for attempt_id in (COMMON, LATE):
             pair.start(0, attempt_id, LARGE)
-        until(lambda: pair.arrived() >= 4 << 20)
+        until(lambda: pair.received_bytes(1) >= 4 << 20)
         pair.start(1, COMMON, LARGE)
         pair.check(COMMON, LARGE)
         # Before it has begun, 4 MiB and a frame of the other attempt arrive; half a MiB is for headers and records.
-        assert pair.arrived() < LARGE.nbytes + (4 << 20) + case.frame_bytes + (1 << 19)
+        assert pair.received_bytes(1) < LARGE.nbytes + (4 << 20) + case.frame_bytes + (1 << 19)
         # This end has kept the announcement of the other. Otherwise it would wait for it after 4 MiB.
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
@@ -113,42 +90,33 @@ def test_frames_without_a_body_do_not_fill_the_receiver() -> None:
         plans = [make_plan(case, 1000, rank, 2, own, own) for rank, own in enumerate(tensors)]
         plans = [replace(plan, kind=CollectiveKind.BROADCAST, owners=(1,)) for plan in plans]
         pair.engines[0].start_reduce(plans[0])
-        until(lambda: pair.arrived() >= 40 * 1000)
+        until(lambda: pair.received_bytes(1) >= 40 * 1000)
         for attempt_id in range(1, 101):
             pair.start(0, attempt_id, common)
             pair.start(1, attempt_id, common)
             pair.check(attempt_id, common)
-        assert pair.arrived() < 40 * 1100 + 100 * (common.nbytes + 1000)
+        assert pair.received_bytes(1) < 40 * 1100 + 100 * (common.nbytes + 1000)
         pair.engines[1].start_reduce(plans[1])
         assert [wait_done(engine).status for engine in pair.engines] == [0, 0]
 
 
 def test_many_senders_do_not_fill_the_receiver() -> None:
     """Each fills half of an equal share of what the receiver keeps. By default this limits peers of 9 links or more."""
-    bounds = {"message_bytes_max": 1 << 20, "messages_queued_bytes_max": 8 << 20}
-    engines = [Engine(stall_timeout_ms=60_000, **bounds) for _ in range(5)]
-    for a, b in itertools.combinations(range(5), 2):
-        near, far = socket_pair()
-        engines[a].open_link(peer_id(b), [near.detach()])
-        engines[b].open_link(peer_id(a), [far.detach()])
     results = [np.empty_like(LARGE) for _ in range(6)]
+    bounds: dict[str, Any] = {"message_bytes_max": 1 << 20, "messages_queued_bytes_max": 8 << 20}
+    with closing(Mesh(5, connections=1, threads=None, stall_timeout_ms=60_000, **bounds)) as mesh:
 
-    def start(attempt_id: int, engine: int, rank: int, sender: int, result: np.ndarray) -> None:
-        plan = make_plan(Case(frame_bytes=1 << 18), attempt_id, rank, 2, LARGE, result)
-        engines[engine].start_reduce(replace(plan, peers=(peer_id(sender), peer_id(4))))
+        def start(attempt_id: int, engine: int, rank: int, sender: int, result: np.ndarray) -> None:
+            plan = make_plan(Case(frame_bytes=1 << 18), attempt_id, rank, 2, LARGE, result)
+            mesh.engines[engine].start_reduce(replace(plan, peers=(peer_id(sender), peer_id(4))))
 
-    def arrived() -> int:
-        return sum(sum(engines[4].link_state(peer_id(sender)).rx_bytes) for sender in range(4))
-
-    for sender in range(4):
-        start(LATE + sender, sender, 0, sender, results[sender])
-    until(lambda: arrived() >= 4 * 3 << 18)
-    start(COMMON, 0, 0, 0, results[4])
-    start(COMMON, 4, 1, 0, results[5])
-    for engine in (engines[0], engines[4]):
-        assert (done := wait_done(engine)).status == 0 and done.attempt_id == COMMON
-    for engine in engines:
-        engine.close()
+        for sender in range(4):
+            start(LATE + sender, sender, 0, sender, results[sender])
+        until(lambda: mesh.received_bytes(4) >= 4 * 3 << 18)
+        start(COMMON, 0, 0, 0, results[4])
+        start(COMMON, 4, 1, 0, results[5])
+        for engine in (mesh.engines[0], mesh.engines[4]):
+            assert (done := wait_done(engine)).status == 0 and done.attempt_id == COMMON
 
 
 def test_small_attempts_are_sent_and_kept_without_an_announcement() -> None:
@@ -156,7 +124,7 @@ def test_small_attempts_are_sent_and_kept_without_an_announcement() -> None:
     with closing(Pair(Case(frame_bytes=1 << 13), 2)) as pair:
         for attempt_id in range(1, 101):
             pair.start(0, attempt_id, data)
-        until(lambda: pair.arrived() >= 100 * data.nbytes // 2)
+        until(lambda: pair.received_bytes(1) >= 100 * data.nbytes // 2)
         for attempt_id in range(1, 101):
             pair.start(1, attempt_id, data)
             pair.check(attempt_id, data)
@@ -167,8 +135,9 @@ def test_what_was_kept_survives_its_connection() -> None:
     case = Case(frame_bytes=1 << 16)
     with closing(Pair(case, 3)) as pair:
         pair.start(0, LATE, LARGE)
-        until(lambda: pair.arrived() >= 1 << 20)
-        pair.lose_connections(0, 2)
+        until(lambda: pair.received_bytes(1) >= 1 << 20)
+        for index in (0, 2):
+            lose_connection(pair, index)
         pair.start(1, LATE, LARGE)
         pair.check(LATE, LARGE)
 
@@ -178,7 +147,7 @@ def test_quantised_frames_are_kept_too() -> None:
     data = np.ones(1 << 20, np.float32)
     with closing(Pair(case, 1)) as pair:
         pair.start(0, LATE, data)
-        until(lambda: pair.arrived() > data.nbytes // 8)
+        until(lambda: pair.received_bytes(1) > data.nbytes // 8)
         pair.start(1, LATE, data)
         pair.check(LATE, data)
 
@@ -216,7 +185,8 @@ def test_an_announcement_survives_its_connection() -> None:
     """STARTED has no acknowledgement: it is sent again when a connection of its link is lost, read or not."""
     with closing(Pair(Case(frame_bytes=1 << 18), 3)) as pair:
         pair.start(1, LATE, LARGE)
-        pair.lose_connections(0, 2)
+        for index in (0, 2):
+            lose_connection(pair, index)
         pair.start(0, LATE, LARGE)
         pair.check(LATE, LARGE)
 

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import itertools
 import select
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from engine_mesh import (
     WAIT_S,
     Case,
     Mesh,
+    cipher_ends,
     make_plan,
     open_until_the_end,
     peer_id,
@@ -30,35 +32,19 @@ from zpccl.engine.engine import Engine, EngineError, LinkLost
 from zpccl.types import Algorithm, QuantizationAlgorithm
 
 
-def ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:
-    """The cipher keys of the two ends of a connection. Each number has different keys."""
-    size = available()[cipher].key_bytes
-    one, other = (bytes([2 * number + side]) * size for side in (0, 1))
-    return CipherKeys(cipher, one, other), CipherKeys(cipher, other, one)
+class MixedMesh(Mesh):
+    """Only links between ranks of which one is odd and one is even are encrypted."""
 
-
-class EncryptedMesh(Mesh):
-    """Engines with encrypted links; with `mixed`, only links between neighbours of odd and even rank are encrypted."""
-
-    def __init__(self, size: int, cipher: Cipher, *, mixed: bool = False, connections: int = 2) -> None:
-        self._cipher, self._mixed = cipher, mixed
-        super().__init__(size, connections=connections, threads=1 + size % 2)
-
-    def link(self, a: int, b: int, connections: int) -> None:
-        pairs = [socket_pair() for _ in range(connections)]
-        cipher_keys = [ends(self._cipher, number) for number in range(connections)]
-        is_encrypted = not self._mixed or (a + b) % 2 == 1
-        for index, (here, there) in enumerate([(a, b), (b, a)]):
-            own = [pair[index] for pair in cipher_keys] if is_encrypted else None
-            self.engines[here].open_link(peer_id(there), [pair[index].detach() for pair in pairs], own)
+    def link(self, a: int, b: int, ends: Sequence[tuple[socket.socket, socket.socket]], cipher: Cipher | None) -> None:
+        super().link(a, b, ends, cipher if (a + b) % 2 == 1 else None)
 
 
 @pytest.fixture(scope="module")
-def meshes() -> Iterator[dict[tuple[Cipher, int, bool], EncryptedMesh]]:
-    sizes = [(2, False), (3, False), (3, True)]
-    with open_until_the_end(
-        {(cipher, *size): EncryptedMesh(size[0], cipher, mixed=size[1]) for cipher in available() for size in sizes}
-    ) as made:
+def meshes() -> Iterator[dict[tuple[Cipher, int, bool], Mesh]]:
+    made = {}
+    for cipher, (size, mixed) in itertools.product(available(), [(2, False), (3, False), (3, True)]):
+        made[cipher, size, mixed] = (MixedMesh if mixed else Mesh)(size, threads=1 + size % 2, cipher=cipher)
+    with open_until_the_end(made):
         yield made
 
 
@@ -98,7 +84,7 @@ def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> N
     case = Case(frame_bytes=1 << 20)
     pair = socket_pair(1 << 14)
     with Engine() as one, Engine() as other:
-        for engine, end, keys, peer in zip((one, other), pair, ends(cipher), (1, 0), strict=True):
+        for engine, end, keys, peer in zip((one, other), pair, cipher_ends(cipher), (1, 0), strict=True):
             engine.open_link(peer_id(peer), [end.detach()], [keys])
         source = np.ones(1 << 20, np.float32)
         target = np.empty_like(source)
@@ -116,9 +102,9 @@ def test_a_half_written_frame_is_finished_after_its_attempt(cipher: Cipher) -> N
 
 
 OTHERS = {
-    "other keys": ends(max(available()), 1)[1],
-    "the same direction": ends(max(available()))[0],
-    "another cipher": ends(min(available()))[1],
+    "other keys": cipher_ends(max(available()), 1)[1],
+    "the same direction": cipher_ends(max(available()))[0],
+    "another cipher": cipher_ends(min(available()))[1],
     "no keys": None,
 }
 
@@ -128,7 +114,7 @@ def test_ends_that_do_not_match_move_nothing(what: str) -> None:
     """S2, S7: the buffers stay as they were."""
     if what == "another cipher" and len(available()) == 1:
         pytest.skip("without instructions for AES there is one cipher")
-    pair, cipher_keys = socket_pair(), (ends(max(available()))[0], OTHERS[what])
+    pair, cipher_keys = socket_pair(), (cipher_ends(max(available()))[0], OTHERS[what])
     statuses: list[int] = []
     with Engine() as one, Engine() as other:
         for engine, end, keys, peer in zip((one, other), pair, cipher_keys, (1, 0), strict=True):
@@ -153,4 +139,4 @@ def test_keys_of_another_size_are_refused() -> None:
             with pytest.raises(ValueError, match="key"):
                 engine.open_link(peer_id(1), [near.fileno()], [CipherKeys(max(available()), bytes(size), bytes(size))])
         with pytest.raises(ValueError, match="1 sockets and 2 cipher keys"):
-            engine.open_link(peer_id(1), [near.fileno()], list(ends(max(available()))))
+            engine.open_link(peer_id(1), [near.fileno()], list(cipher_ends(max(available()))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -12,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -506,14 +506,24 @@ def test_closing_a_link_fails_its_attempts_without_an_event_of_its_own(peer: Han
 # --- Stalls (L1) ------------------------------------------------------------------------------------------------------
 
 
-def test_a_silent_peer_is_a_stall_of_nobody_we_know() -> None:
-    """The peer took everything that we sent; the missing data may be held up anywhere in the ring."""
-    peer = HandMadePeer(stall_timeout_ms=50)
-    data = np.ones(1000, np.float32)
-    peer.start(Case(), 1, data, np.empty_like(data))
-    done = wait_done(peer.engine)
-    assert (done.status, done.fault) == (-errno.ETIMEDOUT, None)
-    peer.close()
+@pytest.mark.parametrize(
+    ("elements", "sent", "settings", "fault"),
+    [
+        # The missing data may be held up anywhere in the ring.
+        pytest.param(1000, b"", {}, None, id="it takes everything"),
+        pytest.param(4_000_000, b"", {"buffer_bytes": 4096}, peer_id(1), id="it takes nothing"),
+        pytest.param(8192, GOOD.encode()[:500], {}, peer_id(1), id="it stops in the middle of a frame"),
+    ],
+)
+def test_who_is_at_fault_for_the_stall_of_a_peer(
+    elements: int, sent: bytes, settings: dict[str, int], fault: bytes | None
+) -> None:
+    data = np.ones(elements, np.float32)
+    with closing(HandMadePeer(stall_timeout_ms=200, **settings)) as peer:
+        peer.start(Case(), 1, data, np.empty_like(data))
+        peer.socket.sendall(sent)
+        done = wait_done(peer.engine)
+        assert (done.status, done.fault) == (-errno.ETIMEDOUT, fault)
 
 
 def test_stalls_that_are_held_wait_for_a_whole_timeout_after_that() -> None:
@@ -531,25 +541,6 @@ def test_stalls_that_are_held_wait_for_a_whole_timeout_after_that() -> None:
     assert wait_done(held.engine).status == -errno.ETIMEDOUT
     held.close()
     clock.close()
-
-
-def test_a_peer_that_takes_nothing_is_at_fault_for_the_stall() -> None:
-    peer = HandMadePeer(stall_timeout_ms=50, buffer_bytes=4096)
-    data = np.ones(4_000_000, np.float32)
-    peer.start(Case(), 1, data, np.empty_like(data))
-    done = wait_done(peer.engine)
-    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
-    peer.close()
-
-
-def test_a_peer_that_stops_in_the_middle_of_a_frame_is_at_fault_for_the_stall() -> None:
-    peer = HandMadePeer(stall_timeout_ms=200)
-    data = np.ones(8192, np.float32)
-    peer.start(Case(), 1, data, np.empty_like(data))
-    peer.socket.sendall(GOOD.encode()[:500])
-    done = wait_done(peer.engine)
-    assert (done.status, done.fault) == (-errno.ETIMEDOUT, peer_id(1))
-    peer.close()
 
 
 def test_a_peer_that_stops_in_the_middle_of_an_early_frame_is_at_fault_for_the_stall() -> None:
@@ -583,7 +574,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_stalls() -> None:
 
 
 def copy_slowly(source: socket.socket, sink: socket.socket, bytes_per_second: float) -> None:
-    with contextlib.suppress(OSError):  # Until the other end of one of them is closed.
+    with suppress(OSError):  # Until the other end of one of them is closed.
         while piece := source.recv(1 << 14):
             time.sleep(len(piece) / bytes_per_second)  # This sets the rate of the link; nothing else to wait for.
             sink.sendall(piece)
@@ -644,9 +635,9 @@ def test_messages_wait_for_their_channel_and_are_dropped_after_it() -> None:
     (event,) = wait_events(b, 1)
     assert isinstance(event, MessageReceived) and (event.peer, event.channel_id) == (peer_id(0), 3)
     assert event.body.read() == b"early"
-    before = sum(b.link_state(peer_id(0)).rx_bytes)
+    before = mesh.received_bytes(1)
     send(a, peer_id(1), 3, b"unread")
-    until(lambda: sum(b.link_state(peer_id(0)).rx_bytes) == before + 40 + len(b"unread"))
+    until(lambda: mesh.received_bytes(1) == before + 40 + len(b"unread"))
     b.close_channel(3)
     assert b.poll() == []
     b.open_channel(4)
@@ -702,11 +693,11 @@ def test_a_body_is_lent_until_it_is_released_or_the_engine_closed() -> None:
     one.release()
     one.release()
     with two.held(), two.view() as view:
-        closing = threading.Thread(target=b.close)
-        closing.start()
+        closer = threading.Thread(target=b.close)
+        closer.start()
         assert bytes(view) == b"two", "the engine waits for its readers"
-    closing.join(WAIT_S)
-    assert not closing.is_alive()
+    closer.join(WAIT_S)
+    assert not closer.is_alive()
     with pytest.raises(EngineError) as error, three.held():
         pass
     assert error.value.errno == errno.ESHUTDOWN
@@ -725,7 +716,7 @@ def test_free_channels_are_outside_the_order() -> None:
     send(a, peer_id(1), 3, b"waits")
     send(a, peer_id(1), FREE_CHANNEL, b"dropped")
     # With the announcement of channel 3.
-    until(lambda: sum(b.link_state(peer_id(0)).rx_bytes) == 2 * 40 + len(b"dropped"))
+    until(lambda: mesh.received_bytes(1) == 2 * 40 + len(b"dropped"))
     b.open_channel(FREE_CHANNEL)
     b.open_channel(3)
     (event,) = wait_events(b, 1)

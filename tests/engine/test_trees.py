@@ -33,7 +33,6 @@ from engine_mesh import (
     read_exactly,
     receive_frame,
     run,
-    socket_pair,
     storage,
     to_bfloat16,
     to_float64,
@@ -48,7 +47,7 @@ from hypothesis import strategies as st
 from reference_results import check_result
 from tree_lanes import Parents, any_lanes, binary, chain, count_of, cut, expected, mixed, star, stars
 
-from zpccl.engine.engine import ConnectionLost, EngineError, EngineEvent, LinkLost, ReduceDone, TreeLane
+from zpccl.engine.engine import ConnectionLost, Engine, EngineError, EngineEvent, LinkLost, ReduceDone, TreeLane
 from zpccl.types import Algorithm, CollectiveKind, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 DIRECT = Algorithm.DIRECT
@@ -284,56 +283,31 @@ def test_a_tree_has_all_peers(three: Three) -> None:
 # --- Lost connections, aborts, stalls ---------------------------------------------------------------------------------
 
 
-class Breakable:
-    """Five engines, linked by three connections each way, and copies of their sockets."""
-
-    SIZE = 5
-
-    def __init__(self) -> None:
-        self.mesh = Mesh(self.SIZE, pairs=())
-        self.copies: list[list[socket.socket]] = []
-        for a, b in itertools.combinations(range(self.SIZE), 2):
-            ends = [socket_pair() for _ in range(3)]
-            self.copies.append([near.dup() for near, _ in ends])
-            self.mesh.engines[a].open_link(peer_id(b), [near.detach() for near, _ in ends])
-            self.mesh.engines[b].open_link(peer_id(a), [far.detach() for _, far in ends])
-
-    def received(self, rank: int) -> int:
-        others = (other for other in range(self.SIZE) if other != rank)
-        return sum(sum(self.mesh.engines[rank].link_state(peer_id(other)).rx_bytes) for other in others)
-
-    def done(self, rank: int) -> ReduceDone:
-        """The end of the one running attempt; connections may be lost before it."""
-        events: list[EngineEvent] = []
-
-        def is_there() -> bool:
-            events.extend(self.mesh.engines[rank].poll())
-            return any(isinstance(event, ReduceDone) for event in events)
-
-        until(is_there)
-        (done,) = (event for event in events if not isinstance(event, ConnectionLost))
-        assert isinstance(done, ReduceDone)
-        return done
-
-    def close(self) -> None:
-        self.mesh.close()
-        for copy in itertools.chain(*self.copies):
-            copy.close()
-
-
 @pytest.fixture
-def breakable() -> Iterator[Breakable]:
-    with closing(Breakable()) as made:
+def mesh() -> Iterator[Mesh]:
+    with closing(Mesh(5, connections=3, copies=True)) as made:
         yield made
+
+
+def end_of_attempt(engine: Engine) -> ReduceDone:
+    """The end of the one running attempt; connections may be lost before it."""
+    events: list[EngineEvent] = []
+
+    def is_there() -> bool:
+        events.extend(engine.poll())
+        return any(isinstance(event, ReduceDone) for event in events)
+
+    until(is_there)
+    (done,) = (event for event in events if not isinstance(event, ConnectionLost))
+    assert isinstance(done, ReduceDone)
+    return done
 
 
 @pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.ZERO_POINT_SCALE])
 @pytest.mark.parametrize("seed", range(3))
-def test_frames_of_lost_connections_are_sent_again(
-    breakable: Breakable, seed: int, quantization: QuantizationAlgorithm
-) -> None:
+def test_frames_of_lost_connections_are_sent_again(mesh: Mesh, seed: int, quantization: QuantizationAlgorithm) -> None:
     """Shares, partial shares and results, including forwarded ones: every link loses two connections meanwhile."""
-    rng, mesh = random.Random(seed), breakable.mesh
+    rng = random.Random(seed)
     case = Case(
         quantization=quantization,
         quantized=QuantizedDataType.INT8,
@@ -349,11 +323,11 @@ def test_frames_of_lost_connections_are_sent_again(
     for share in (0.1, 0.3):
         wanted = int(share * 1_000_003 * (1 if quantization else 4))
         rank = rng.randrange(5)
-        until(lambda rank=rank, wanted=wanted: breakable.received(rank) >= wanted)  # type: ignore[misc]
-        for copies in breakable.copies:
+        until(lambda rank=rank, wanted=wanted: mesh.received_bytes(rank) >= wanted)  # type: ignore[misc]
+        for copies in mesh.copies.values():
             with copies.pop(rng.randrange(len(copies))) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
-    done = [breakable.done(rank) for rank in range(5)]
+    done = [end_of_attempt(engine) for engine in mesh.engines]
     assert [event.status for event in done] == [0] * 5
     assert len({event.digest for event in done}) == 1
     for engine in mesh.engines:
@@ -363,19 +337,19 @@ def test_frames_of_lost_connections_are_sent_again(
 
 
 @pytest.mark.parametrize("quantization", [QuantizationAlgorithm.NONE, QuantizationAlgorithm.MIN_MAX])
-def test_aborts_at_any_moment_restore_the_input(breakable: Breakable, quantization: QuantizationAlgorithm) -> None:
+def test_aborts_at_any_moment_restore_the_input(mesh: Mesh, quantization: QuantizationAlgorithm) -> None:
     """S2, S4: some ranks have results, some only partial ones, some are done. Then another attempt completes."""
-    rng, mesh = random.Random(1), breakable.mesh
+    rng = random.Random(1)
     case = Case(quantization=quantization, in_place=True, frame_bytes=2048, algorithm=DIRECT, lanes=mixed(5, 200_003))
     inputs = random_inputs(np.random.default_rng(1), case, 200_003, 5)
     for _ in range(30):
         buffers = [x.copy() for x in inputs]
         attempt_id = mesh.next_id()
-        before = [breakable.received(rank) for rank in range(5)]
+        before = [mesh.received_bytes(rank) for rank in range(5)]
         for rank, engine in enumerate(mesh.engines):
             engine.start_reduce(make_plan(case, attempt_id, rank, 5, buffers[rank], buffers[rank]))
         watched, wanted = rng.randrange(5), rng.randrange(300_000 if quantization else 1_000_000)
-        until(lambda w=watched, n=wanted, b=before: breakable.received(w) - b[w] >= n)  # type: ignore[misc]
+        until(lambda w=watched, n=wanted, b=before: mesh.received_bytes(w) - b[w] >= n)  # type: ignore[misc]
         for rank in rng.sample(range(5), 5):
             mesh.engines[rank].end_reduce(attempt_id, commit=False)
             assert buffers[rank].tobytes() == inputs[rank].tobytes()
