@@ -17,10 +17,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from zpccl import limits
 from zpccl.engine.ciphers import Cipher, CipherKeys, available
-from zpccl.engine.engine import ConnectionLost, Engine, EngineEvent, LinkLost, ReduceDone, ReducePlan, TreeLane
+from zpccl.engine.engine import (
+    ConnectionLost,
+    Engine,
+    EngineError,
+    EngineEvent,
+    LinkLost,
+    ReduceDone,
+    ReducePlan,
+    TreeLane,
+)
 from zpccl.types import Algorithm, DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -88,6 +98,13 @@ def wait_failure(engine: Engine) -> tuple[ReduceDone, LinkLost]:
     (done,) = (event for event in events if isinstance(event, ReduceDone))
     (lost,) = (event for event in events if isinstance(event, LinkLost))
     return done, lost
+
+
+@contextmanager
+def raises_errno(expected: int) -> Iterator[None]:
+    with pytest.raises(EngineError) as error:
+        yield
+    assert error.value.errno == expected
 
 
 def cipher_ends(cipher: Cipher, number: int = 0) -> tuple[CipherKeys, CipherKeys]:

@@ -27,3 +27,10 @@ def peer() -> Iterator[HandMadePeer]:
 def three() -> Iterator[Three]:
     with closing(Three()) as made:
         yield made
+
+
+@pytest.fixture
+def pair() -> Iterator[Mesh]:
+    """Two engines, linked by one connection."""
+    with closing(Mesh(2, connections=1)) as made:
+        yield made

@@ -154,17 +154,16 @@ def test_quantised_frames_are_kept_too() -> None:
 
 def test_frames_of_attempts_that_never_begin_are_dropped() -> None:
     """Their memory is free once they end or are far behind: in total more arrives than the bound; nothing parks."""
-    peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
-    body, sent = bytes(100_000), 0
-    for never, ended in ((1, 1), (9, 9), (5, 5), (12, 12 + ID_WINDOW), (13, 13 + 3 * ID_WINDOW)):
-        for offset in range(9):
-            peer.send(Frame(REDUCE_SCATTER, never, 1, offset * 25_000, body))
-        sent += 9 * (40 + len(body))
-        until(lambda sent=sent: peer.received_bytes() == sent)  # type: ignore[misc]
-        peer.engine.end_reduce(ended, commit=False)
-    mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
-    assert (peer.reduce(Case(), ended + 1, mine, theirs) == mine + theirs).all()
-    peer.close()
+    with closing(HandMadePeer(messages_queued_bytes_max=1 << 20)) as peer:
+        body, sent = bytes(100_000), 0
+        for never, ended in ((1, 1), (9, 9), (5, 5), (12, 12 + ID_WINDOW), (13, 13 + 3 * ID_WINDOW)):
+            for offset in range(9):
+                peer.send(Frame(REDUCE_SCATTER, never, 1, offset * 25_000, body))
+            sent += 9 * (40 + len(body))
+            until(lambda sent=sent: peer.received_bytes() == sent)  # type: ignore[misc]
+            peer.engine.end_reduce(ended, commit=False)
+        mine, theirs = np.ones(100, np.float32), np.arange(100, dtype=np.float32)
+        assert (peer.reduce(Case(), ended + 1, mine, theirs) == mine + theirs).all()
 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
@@ -193,30 +192,26 @@ def test_an_announcement_survives_its_connection() -> None:
 
 @pytest.mark.parametrize("kind", [OPENED, STARTED])
 @pytest.mark.parametrize("wrong", [{"body": b"x"}, {"chunk": 1}, {"offset": 1}, {"lane": 1}, {"id": 2**63}], ids=str)
-def test_an_announcement_with_more_in_it_is_a_violation(kind: int, wrong: dict[str, Any]) -> None:
-    peer = HandMadePeer()
+def test_an_announcement_with_more_in_it_is_a_violation(peer: HandMadePeer, kind: int, wrong: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"id": LATE, "chunk": 0, "offset": 0, "body": b""} | wrong
     peer.send(Frame(kind, **fields))
     (lost,) = wait_events(peer.engine, 1)
     assert isinstance(lost, LinkLost) and lost.status == -errno.EPROTO
-    peer.close()
 
 
 def test_frames_beyond_the_bound_wait_for_their_attempt() -> None:
     """A peer that sends more than it should uses no more memory than messages may."""
-    peer = HandMadePeer(messages_queued_bytes_max=1 << 20)
-    body = bytes(100_000)
-    for offset in range(12):
-        peer.send(Frame(REDUCE_SCATTER, LATE, 1, offset * 25_000, body))
-    until(lambda: peer.received_bytes() == 10 * (40 + len(body)) + 40)
-    data = np.ones(600_000, np.float32)
-    peer.start(Case(frame_bytes=100_000), LATE, data, np.empty_like(data))
-    until(lambda: peer.received_bytes() == 12 * (40 + len(body)))
-    peer.close()
+    with closing(HandMadePeer(messages_queued_bytes_max=1 << 20)) as peer:
+        body = bytes(100_000)
+        for offset in range(12):
+            peer.send(Frame(REDUCE_SCATTER, LATE, 1, offset * 25_000, body))
+        until(lambda: peer.received_bytes() == 10 * (40 + len(body)) + 40)
+        data = np.ones(600_000, np.float32)
+        peer.start(Case(frame_bytes=100_000), LATE, data, np.empty_like(data))
+        until(lambda: peer.received_bytes() == 12 * (40 + len(body)))
 
 
-def test_an_early_frame_twice_is_a_violation() -> None:
-    peer = HandMadePeer()
+def test_an_early_frame_twice_is_a_violation(peer: HandMadePeer) -> None:
     for _ in range(2):
         peer.send(Frame(REDUCE_SCATTER, LATE, 1, 0, bytes(2000)))
     until(lambda: peer.received_bytes() == 2 * 2040)
@@ -224,4 +219,3 @@ def test_an_early_frame_twice_is_a_violation() -> None:
     peer.start(Case(), LATE, data, np.empty_like(data))
     done, lost = wait_failure(peer.engine)
     assert (done.status, done.fault, lost.peer) == (-errno.EPROTO, peer_id(1), peer_id(1))
-    peer.close()

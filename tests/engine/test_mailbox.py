@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from engine_mesh import WAIT_S, Mesh, peer_id, send
@@ -25,11 +24,9 @@ def later_ns() -> int:
 
 
 @pytest.fixture
-def mesh() -> Iterator[Mesh]:
-    mesh = Mesh(2, connections=1)
-    mesh.engines[0].open_channel(CHANNEL)
-    yield mesh
-    mesh.close()
+def mesh(pair: Mesh) -> Mesh:
+    pair.engines[0].open_channel(CHANNEL)
+    return pair
 
 
 def text_of(item: object) -> bytes:
