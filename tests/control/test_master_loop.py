@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -45,6 +45,16 @@ from zpccl.protocol.messages import (
 
 WAIT_S = 30
 NOW_NS = 10**15
+
+
+@contextlib.contextmanager
+def open_loop(**arguments: Any) -> Iterator[MasterLoop]:
+    """A master's loop whose turns are the test's."""
+    loop = MasterLoop("127.0.0.1:0", **arguments)
+    try:
+        yield loop
+    finally:
+        loop._close()
 
 
 def test_leave_counts_though_the_connection_closed_before_it_was_read(
@@ -100,20 +110,19 @@ def test_what_may_wait_is_sent_with_the_next_message(monkeypatch: pytest.MonkeyP
     """Each peer's message waits separately; all are sent together when the time is up."""
     sent: list[tuple[bytes, int]] = []
     monkeypatch.setattr(MasterLoop, "_send", lambda loop, to, parts, now_ns: sent.append((to, len(parts))))
-    loop = MasterLoop("127.0.0.1:0")
     lazy, urgent = Broadcast((b"a", b"b"), Kick(0, ""), may_wait=True), Broadcast((b"b", b"c"), Kick(0, ""))
-    loop._perform([lazy, lazy], NOW_NS)
-    loop._flush(NOW_NS + limits.SEND_HOLD_NS - 1)
-    assert sent == [] and loop._deadline_ns(None) == NOW_NS + limits.SEND_HOLD_NS
-    loop._perform([urgent], NOW_NS)
-    loop._flush(NOW_NS)
-    assert sent == [(b"b", 3), (b"c", 1)]
-    loop._flush(NOW_NS + limits.SEND_HOLD_NS)
-    assert sent[2:] == [(b"a", 2)] and loop._outgoing.deadline_ns is None
-    loop._perform([lazy] * (limits.MESSAGE_PARTS_MAX + 1), NOW_NS)
-    loop._flush(NOW_NS)
-    assert sent[3:] == [(to, count) for to in (b"a", b"b") for count in (limits.MESSAGE_PARTS_MAX, 1)]
-    loop._close()
+    with open_loop() as loop:
+        loop._perform([lazy, lazy], NOW_NS)
+        loop._flush(NOW_NS + limits.SEND_HOLD_NS - 1)
+        assert sent == [] and loop._deadline_ns(None) == NOW_NS + limits.SEND_HOLD_NS
+        loop._perform([urgent], NOW_NS)
+        loop._flush(NOW_NS)
+        assert sent == [(b"b", 3), (b"c", 1)]
+        loop._flush(NOW_NS + limits.SEND_HOLD_NS)
+        assert sent[2:] == [(b"a", 2)] and loop._outgoing.deadline_ns is None
+        loop._perform([lazy] * (limits.MESSAGE_PARTS_MAX + 1), NOW_NS)
+        loop._flush(NOW_NS)
+        assert sent[3:] == [(to, count) for to in (b"a", b"b") for count in (limits.MESSAGE_PARTS_MAX, 1)]
 
 
 def test_messages_that_come_together_are_all_heard(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,13 +168,12 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
     """
     monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 4)
     first, second = (Hello(name * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",)) for name in (b"p", b"q"))
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
 
     def turn() -> int:
         loop._run_once(time.monotonic_ns(), None)
         return len(loop._known)
 
-    try:
+    with open_loop(recovery_grace=0) as loop:
         with dealer(loop.address) as peer:
             peer.setsockopt(zmq.LINGER, WAIT_S * 1000)
             peer.send(encode(first))
@@ -185,8 +193,6 @@ def test_what_a_closed_connection_has_left_is_not_taken_for_the_next_one_s(
             assert loop.machine.standing(routing_id) is not Standing.STRANGER
         until(lambda: turn() == 0)
         assert not loop._routing_id_of and loop.machine.standing(routing_id) is Standing.STRANGER
-    finally:
-        loop._close()
 
 
 def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,21 +201,20 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
     ZeroMQ reads from its connections in turn, and moves the last one to the place of one that has no more messages.
     """
     monkeypatch.setattr(limits, "POLL_EVENTS_MAX", 1)
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     hello = Hello(b"q" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
     heard: list[Any] = []
-    handle = loop.machine.handle_all
+    with open_loop(recovery_grace=0) as loop:
+        handle = loop.machine.handle_all
 
-    def handle_all(batch: Sequence[Any], now_ns: int) -> Any:
-        heard.extend(event.connection for event in batch if isinstance(event, PeerMessageReceived))
-        return handle(batch, now_ns)
+        def handle_all(batch: Sequence[Any], now_ns: int) -> Any:
+            heard.extend(event.connection for event in batch if isinstance(event, PeerMessageReceived))
+            return handle(batch, now_ns)
 
-    def heard_after_a_turn() -> list[Any]:
-        loop._run_once(time.monotonic_ns(), None)
-        return heard
+        def heard_after_a_turn() -> list[Any]:
+            loop._run_once(time.monotonic_ns(), None)
+            return heard
 
-    monkeypatch.setattr(loop.machine, "handle_all", handle_all)
-    try:
+        monkeypatch.setattr(loop.machine, "handle_all", handle_all)
         with dealer(loop.address) as one, dealer(loop.address) as other:
             for peer in (one, other):
                 peer.send(encode(Ready()))
@@ -229,8 +234,6 @@ def test_what_a_closed_connection_has_left_may_be_read_after_the_next_one_s(monk
                 assert loop.machine.registry.peers[hello.peer_id].connection == heard[2]
             until(lambda: heard_after_a_turn()[2] not in loop._known)
             assert loop.machine.registry.peers[hello.peer_id].connection is None
-    finally:
-        loop._close()
 
 
 @pytest.mark.parametrize("name", [b"\xff" * 5, b"\0\xff\xff\xff\xff", b"x"])
@@ -238,7 +241,6 @@ def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> N
     """L1: otherwise the next one, which has its descriptor, would count as closed, and nobody could join."""
     named = READY[2:] + b"\x08Identity" + len(name).to_bytes(4, "big") + name
     hello = Hello(b"q" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
 
     def say(connection: socket.socket, ready: bytes, data: bytes) -> None:
         connection.connect(parse_address(loop.address))
@@ -247,69 +249,54 @@ def test_who_names_its_connection_cannot_pass_for_the_next_one(name: bytes) -> N
         connection.sendall(b"\4" + bytes([len(ready)]) + ready + b"\0" + bytes([len(data)]) + data)
         time.sleep(0.5)  # It has arrived; a check would read it.
 
-    try:
-        with socket.socket() as stranger, socket.socket() as peer:
-            say(stranger, named, b"junk")
-            stranger.shutdown(socket.SHUT_WR)
-            assert is_dropped(stranger)
-            say(peer, READY[2:], encode(hello))
-            until(lambda: hello.peer_id in turn(loop).machine.registry.peers)
-            assert list(loop._generation.values()) == [3], "both have had the same descriptor"
-            connection = loop.machine.registry.peers[hello.peer_id].connection
-            assert connection is not None and list(loop._routing_id_of.values()) == [connection]
-    finally:
-        loop._close()
+    with open_loop(recovery_grace=0) as loop, socket.socket() as stranger, socket.socket() as peer:
+        say(stranger, named, b"junk")
+        stranger.shutdown(socket.SHUT_WR)
+        assert is_dropped(stranger)
+        say(peer, READY[2:], encode(hello))
+        until(lambda: hello.peer_id in turn(loop).machine.registry.peers)
+        assert list(loop._generation.values()) == [3], "both have had the same descriptor"
+        connection = loop.machine.registry.peers[hello.peer_id].connection
+        assert connection is not None and list(loop._routing_id_of.values()) == [connection]
 
 
 def test_a_message_of_many_parts_is_taken_in_many_turns() -> None:
     """B1: it may have millions of parts, which take seconds to read, while others may send without end."""
-    loop = MasterLoop("127.0.0.1:0")
     turns = 3
-    try:
-        with dealer(loop.address) as peer:
-            peer.send_multipart([b""] * (turns * limits.PARTS_TAKEN_MAX + 1), copy=False)
-            peer.send(encode(Leave()))
-            taken: list[Any] = []
-            for _ in range(turns):
-                assert loop._socket.poll(WAIT_S * 1000)
-                taken += loop._take_messages()
-                assert taken == [] and not loop._is_drained
-            while len(taken) < 2:
-                assert loop._socket.poll(WAIT_S * 1000)
-                taken += loop._take_messages()
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        peer.send_multipart([b""] * (turns * limits.PARTS_TAKEN_MAX + 1), copy=False)
+        peer.send(encode(Leave()))
+        taken: list[Any] = []
+        for _ in range(turns):
+            assert loop._socket.poll(WAIT_S * 1000)
+            taken += loop._take_messages()
+            assert taken == [] and not loop._is_drained
+        while len(taken) < 2:
+            assert loop._socket.poll(WAIT_S * 1000)
+            taken += loop._take_messages()
     assert [type(event) for event in taken] == [MalformedReceived, PeerMessageReceived]
 
 
 def test_messages_of_many_parts_share_a_turn() -> None:
     """B1: hundreds of such messages, each within the bound, would take a second."""
-    loop = MasterLoop("127.0.0.1:0")
-    try:
-        with dealer(loop.address) as peer:
-            peer.send_multipart([b""] * (limits.PARTS_TAKEN_MAX - 1), copy=False)
-            for _ in range(3):
-                peer.send_multipart([b"", encode(Leave())])
-            time.sleep(0.5)  # They have arrived; a check would read them.
-            turns = []
-            while not loop._is_drained:
-                turns.append([type(event) for event in loop._take_messages()])
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        peer.send_multipart([b""] * (limits.PARTS_TAKEN_MAX - 1), copy=False)
+        for _ in range(3):
+            peer.send_multipart([b"", encode(Leave())])
+        time.sleep(0.5)  # They have arrived; a check would read them.
+        turns = []
+        while not loop._is_drained:
+            turns.append([type(event) for event in loop._take_messages()])
     assert turns == [[MalformedReceived], [PeerMessageReceived] * 3]
 
 
 def test_a_turn_takes_some_hundred_messages() -> None:
     """S6: members wait for the end of a turn, and handling a message takes 30 us and more."""
-    loop = MasterLoop("127.0.0.1:0")
-    try:
-        with dealer(loop.address) as peer:
-            for _ in range(16):
-                peer.send_multipart([encode(Leave())] * limits.MESSAGE_PARTS_MAX)
-            time.sleep(0.5)  # They have arrived; a check would read them.
-            turns = [len(loop._take_messages()) for _ in range(2)]
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        for _ in range(16):
+            peer.send_multipart([encode(Leave())] * limits.MESSAGE_PARTS_MAX)
+        time.sleep(0.5)  # They have arrived; a check would read them.
+        turns = [len(loop._take_messages()) for _ in range(2)]
     assert turns == [512, 512]
 
 
@@ -338,43 +325,35 @@ def test_a_compressed_report_of_a_registered_peer_is_not_decoded(monkeypatch: py
 def test_a_turn_decodes_no_more_reports_once_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """B2: a peer that is to report could send many at once."""
     monkeypatch.setattr(limits, "REPORTS_DECODING_NS", 0)
-    loop = MasterLoop("127.0.0.1:0")  # It looks for peers of an earlier run.
     hello = Hello(b"p" * 16, b"t" * 16, True, 0, "peter", ("127.0.0.1:1",), run_id=b"r" * 16, term=1)
-    try:
-        with dealer(loop.address) as peer:
-            peer.send(encode(hello))
-            until(lambda: bool(turn(loop)._known))
-            asked = receive(peer)
-            assert isinstance(asked, Refused) and asked.refusal is Refusal.REPORT and asked.leader != NO_ID
-            for _ in range(2):
-                peer.send_multipart([report_of(hello), report_of(hello)])
-            peer.send(encode(Leave()))
-            turns = []
-            for _ in range(3):
-                taken = first_taken(loop)
-                turns.append([type(event.message) for event in taken if isinstance(event, PeerMessageReceived)])
-                assert loop._is_drained == (len(turns) == 3)
-            loop._flush(NOW_NS)
-            answers = [receive(peer) for _ in range(2)]
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:  # It looks for peers of an earlier run.
+        peer.send(encode(hello))
+        until(lambda: bool(turn(loop)._known))
+        asked = receive(peer)
+        assert isinstance(asked, Refused) and asked.refusal is Refusal.REPORT and asked.leader != NO_ID
+        for _ in range(2):
+            peer.send_multipart([report_of(hello), report_of(hello)])
+        peer.send(encode(Leave()))
+        turns = []
+        for _ in range(3):
+            taken = first_taken(loop)
+            turns.append([type(event.message) for event in taken if isinstance(event, PeerMessageReceived)])
+            assert loop._is_drained == (len(turns) == 3)
+        loop._flush(NOW_NS)
+        answers = [receive(peer) for _ in range(2)]
     assert turns == [[RunReport], [RunReport], [Leave]]
     assert [answer.refusal for answer in answers if isinstance(answer, Refused)] == [Refusal.UNREGISTERED] * 2
 
 
 def test_a_turn_takes_few_messages_with_long_answers() -> None:
     """B1, S6: 200 pending peers that repeat their Hellos had a master hold 3 GB of answers, and took it 12 s a turn."""
-    loop = MasterLoop("127.0.0.1:0")
     messages = [encode(Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ())), encode(MeasurementsRequest())]
-    try:
-        with dealer(loop.address) as peer:
-            for _ in range(limits.LONG_ANSWERS_TAKEN_MAX):
-                for message in messages:
-                    peer.send(message)
-            time.sleep(0.5)  # They have arrived; a check would read them.
-            turns = [len(loop._take_messages()) for _ in range(3)]
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        for _ in range(limits.LONG_ANSWERS_TAKEN_MAX):
+            for message in messages:
+                peer.send(message)
+        time.sleep(0.5)  # They have arrived; a check would read them.
+        turns = [len(loop._take_messages()) for _ in range(3)]
     assert turns == [limits.LONG_ANSWERS_TAKEN_MAX, limits.LONG_ANSWERS_TAKEN_MAX, 0]
 
 
@@ -388,27 +367,19 @@ def first_taken(loop: MasterLoop) -> list[Any]:
 
 def test_a_hello_comes_alone() -> None:
     """B1: a message could have a Hello in each of its parts. Peers send it by itself."""
-    loop = MasterLoop("127.0.0.1:0")
     hello = encode(Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ()))
-    try:
-        with dealer(loop.address) as peer:
-            peer.send_multipart([hello, hello])
-            taken = first_taken(loop)
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        peer.send_multipart([hello, hello])
+        taken = first_taken(loop)
     assert [type(event) for event in taken] == [MalformedReceived] * 2
 
 
 def test_empty_messages_say_nothing() -> None:
     """Peers with nothing to send send them from time to time. They cause no warning."""
-    loop = MasterLoop("127.0.0.1:0")
-    try:
-        with dealer(loop.address) as peer:
-            peer.send(b"")
-            peer.send_multipart([b"", encode(Leave()), b""])
-            taken = first_taken(loop)
-    finally:
-        loop._close()
+    with open_loop() as loop, dealer(loop.address) as peer:
+        peer.send(b"")
+        peer.send_multipart([b"", encode(Leave()), b""])
+        taken = first_taken(loop)
     assert [type(event) for event in taken] == [PeerMessageReceived]
 
 
@@ -432,9 +403,8 @@ def turn(loop: MasterLoop) -> MasterLoop:
 def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: in a flood the socket is never found empty, and strangers come, send something and are shut down."""
     monkeypatch.setattr(limits, "CLOSED_CONNECTIONS_MAX", 5)
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     never_empty(monkeypatch)
-    try:
+    with open_loop(recovery_grace=0) as loop:
         with contextlib.ExitStack() as stack:
             for _ in range(20):
                 stack.enter_context(dealer(loop.address)).send(encode(Ready()))
@@ -443,38 +413,31 @@ def test_what_is_kept_of_closed_connections_is_bounded(monkeypatch: pytest.Monke
                 loop.inflow.cut(routing_id, "for no reason", NOW_NS)
         until(lambda: not turn(loop)._routing_id_of)
         assert [len(kept) for kept in (loop._gone, loop._known, loop.inflow._cut_ids)] == [5, 5, 5]
-    finally:
-        loop._close()
 
 
 def test_no_connections_are_taken_while_what_closed_ones_have_left_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: strangers come, send much and close, over and over; nothing else bounds what libzmq holds for them."""
     monkeypatch.setattr(limits, "CLOSED_STRANGERS_MAX", 0)
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
-    try:
-        with dealer(loop.address) as open_one:
-            open_one.send(encode(Ready()))
-            until(lambda: len(turn(loop)._known) == 1)
-            with monkeypatch.context() as patch:
-                never_empty(patch)
-                with dealer(loop.address) as stranger:
-                    stranger.send(encode(Ready()))
-                    until(lambda: len(turn(loop)._known) == 2)
-                    assert not turn(loop).inflow.is_holding_back, "nobody has closed yet"
-                until(lambda: turn(loop).inflow.is_holding_back)
-                with pytest.raises(TimeoutError):
-                    socket.create_connection(parse_address(loop.address), 0.3)
-                open_one.send(encode(Ready()))  # The master still reads from connected peers.
-                until(lambda: turn(loop)._traffic.messages_received == 3)
-            assert not turn(loop).inflow.is_holding_back
-            raw(loop.address).close()
-    finally:
-        loop._close()
+    with open_loop(recovery_grace=0) as loop, dealer(loop.address) as open_one:
+        open_one.send(encode(Ready()))
+        until(lambda: len(turn(loop)._known) == 1)
+        with monkeypatch.context() as patch:
+            never_empty(patch)
+            with dealer(loop.address) as stranger:
+                stranger.send(encode(Ready()))
+                until(lambda: len(turn(loop)._known) == 2)
+                assert not turn(loop).inflow.is_holding_back, "nobody has closed yet"
+            until(lambda: turn(loop).inflow.is_holding_back)
+            with pytest.raises(TimeoutError):
+                socket.create_connection(parse_address(loop.address), 0.3)
+            open_one.send(encode(Ready()))  # The master still reads from connected peers.
+            until(lambda: turn(loop)._traffic.messages_received == 3)
+        assert not turn(loop).inflow.is_holding_back
+        raw(loop.address).close()
 
 
 def test_connections_that_close_all_the_time_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """B2, L1: messages that were read are still handled, and the master can be stopped."""
-    loop = MasterLoop("127.0.0.1:0", recovery_grace=0)
     turns = 0
 
     def another_has_closed(loop: MasterLoop, now_ns: int) -> list[bytes]:
@@ -483,12 +446,9 @@ def test_connections_that_close_all_the_time_hold_nobody_up(monkeypatch: pytest.
         assert turns < 1000, "it takes messages for ever"
         return [b"another"]
 
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(MasterLoop, "_drain_monitor", another_has_closed)
-            loop._run_once(time.monotonic_ns(), None)
-    finally:
-        loop._close()
+    with open_loop(recovery_grace=0) as loop, monkeypatch.context() as patch:
+        patch.setattr(MasterLoop, "_drain_monitor", another_has_closed)
+        loop._run_once(time.monotonic_ns(), None)
 
 
 RESET_WHILE_NOBODY_READS = """
