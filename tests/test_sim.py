@@ -15,34 +15,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from protocol.harness import topology_vote
 
 from zpccl import limits
 from zpccl.errors import PeerLost, Result
 from zpccl.limits import MS, SECOND
 from zpccl.protocol import events
-from zpccl.protocol.effects import Broadcast, StartReduce
+from zpccl.protocol.effects import StartReduce
 from zpccl.protocol.losses import Losses
-from zpccl.protocol.master import MasterMachine
 from zpccl.protocol.messages import (
-    CollectiveSpec,
     Decision,
-    Hello,
-    Leave,
-    Linked,
     MasterMessage,
     Member,
     Members,
     MembersCommitted,
-    PeerMessage,
     Plan,
     Reducing,
     Refusal,
     Refused,
-    Report,
-    TopologyKind,
-    Vote,
-    Votes,
     Welcome,
 )
 from zpccl.protocol.peer import State
@@ -296,44 +285,6 @@ def test_catches_the_loss_of_all_in_an_outage(alone_s: int, monkeypatch: pytest.
     monkeypatch.setattr(Losses, "on_disconnected", lambda *_, **__: False)
     with pytest.raises(Violation, match=r"S6: .* is removed without a fault"):
         members_after_an_outage(alone_s)
-
-
-# --- What seeds have found --------------------------------------------------------------------------------------------
-
-A, B, TOKEN = b"a" * 16, b"b" * 16, b"t" * 16
-
-
-def master_with(*peers: bytes) -> MasterMachine:
-    """A master that knows these peers; the first one is a member."""
-    machine = MasterMachine(b"r" * 16)
-    for peer in peers:
-        hello = Hello(peer, TOKEN, False, 0, peer[:1].decode(), (), 1)
-        machine.handle(events.PeerMessageReceived(f"{peer[:1].decode()}1", hello), 0)
-    return machine
-
-
-def test_the_dead_have_a_say_in_the_result() -> None:
-    """Hostile, seed 212: of two results one was wrong. The peer with the right one died; the other was committed."""
-    machine = master_with(A, B)
-    calls = {A: "a1", B: "b1"}
-    now_ns = 0
-
-    def say(peer: bytes, message: PeerMessage) -> list[MasterMessage]:
-        done = machine.handle(events.PeerMessageReceived(calls[peer], message), now_ns)
-        return [effect.message for effect in done if isinstance(effect, Broadcast)]
-
-    say(A, Linked((B,)))
-    say(B, Linked((A,)))
-    say(A, topology_vote(1, 1, TopologyKind.UPDATE))
-    spec = CollectiveSpec(0, 8, 0, 0, 0, 0, 1)
-    say(A, Votes(2, (Vote(2, spec),)))
-    plan = say(B, Votes(2, (Vote(2, spec),)))[0]
-    assert isinstance(plan, Plan)
-    say(A, Report(2, plan.attempt_id, True, digest=111))
-    say(A, Leave())
-    decision = say(B, Report(2, plan.attempt_id, True, digest=222))[0]
-    assert isinstance(decision, Decision)
-    assert not decision.committed
 
 
 # --- Leadership ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -790,12 +791,13 @@ def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, value=3)
 
 
-def test_the_digest_of_who_is_away_counts() -> None:
-    """S1: its digest may be the right one. Nobody can tell, so nobody gets a result."""
+@pytest.mark.parametrize("go_away", [MasterBench.disconnect, MasterBench.leave])
+def test_the_digest_of_who_is_away_counts(go_away: Callable[[MasterBench, str], object]) -> None:
+    """S1: its digest may be the right one. Nobody can tell, so nobody gets a result. (Hostile, seed 212.)"""
     bench = running("a", "b", "c")
     bench.finish("c", 1, digest=99)
     bench.finish("a", 1)
-    bench.disconnect("c")
+    go_away(bench, "c")
     bench.finish("b", 1)
     verdict = bench.verdict("a", 1)
     assert isinstance(verdict, Decision)
