@@ -6,7 +6,6 @@ import argparse
 import threading
 from typing import Any
 
-import bench
 import numpy as np
 import pytest
 from benches import rows_of
@@ -95,16 +94,3 @@ def test_uplinks_bound_what_hosts_send() -> None:
     assert found["raw_tcp_seconds_median"] * 50e6 >= 0.8 * 2**20 * 8  # The first burst of a queue is not delayed.
     assert found["digest_seconds_median"] is None
     assert found["out"] > 2 * 2**20 / 1500
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--holders", "9", "--joiners", "9"], "at most 15 holders and joiners"),
-        (["--bytes", "8", "--tensors", "3"], "an element of 4 bytes for each"),
-    ],
-)
-def test_wrong_arguments_are_said_in_a_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        bench.main(["state", *words])
-    assert text in capsys.readouterr().err

@@ -166,6 +166,12 @@ def test_arguments_out_of_range_are_refused(words: list[str], capsys: pytest.Cap
         (["uneven", "--connections", "-1"], "is not a whole number from 0"),
         (["quantise", "--blocks", "5000"], "is not a whole number from 1 to 4096"),
         (["join", "--members", "15"], "is not a whole number from 2 to 14"),
+        (["state", "--holders", "9", "--joiners", "9"], "at most 15 holders and joiners"),
+        (["state", "--bytes", "8", "--tensors", "3"], "an element of 4 bytes for each"),
+        *(
+            (["master", "--peers", count], f"is not a whole number from 2 to {limits.PEERS_MAX}")
+            for count in ("1", "0", str(limits.PEERS_MAX + 1), "many")
+        ),
         (["allreduce", "--json", "."], "'.' exists and is not a regular file"),
         (["wan", "--plot", f"{__file__}/plot.png"], "File exists"),
     ],
@@ -793,11 +799,24 @@ def test_master_writes_a_row_for_each_size() -> None:
         assert row["own_kib_per_peer"] == pytest.approx(own)
 
 
-@pytest.mark.parametrize("count", ["1", "0", str(limits.PEERS_MAX + 1), "many"])
-def test_master_refuses_crowds_that_no_run_can_hold(count: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        bench.main(["master", "--peers", count])
-    assert f"is not a whole number from 2 to {limits.PEERS_MAX}" in capsys.readouterr().err
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_join_writes_a_row_with_and_one_without_what_is_fetched_ahead() -> None:
+    """The sync does not fetch again what was fetched ahead."""
+    plain, ahead = rows_of("join", "--bytes", "2MiB", "--reps", "1")
+    assert (plain["ahead"], ahead["ahead"]) == (False, True)
+    assert plain["received_median"] > 2**21 > ahead["received_median"]
+    assert ahead["of_plain"] == ahead["stop_median"] / plain["stop_median"]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_ddp_times_steps_beside_gloo() -> None:
+    pytest.importorskip("torch")
+    rows = rows_of("ddp", "--bytes", "256KiB", "--reps", "1", "--steps", "2")
+    assert [row["system"] for row in rows] == ["alone", "gloo", "zpccl", "zpccl+master"]
+    assert all(row["seconds_median"] > 0 for row in rows) and rows[1]["of_gloo"] == 1
 
 
 @pytest.mark.e2e
