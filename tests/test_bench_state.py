@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,8 @@ def test_plain_copies_bring_what_each_sender_has(connections: int, size: int) ->
             else:
                 copies[number].move({}, {sender: into[number][sender].data for sender in senders})
 
-    threads = [threading.Thread(target=take_part, args=(number,), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as executor:
+        list(executor.map(take_part, range(4)))
     for copy in copies:
         copy.close()
     assert all(into[receiver].tobytes() == data[0].tobytes() + data[1].tobytes() for receiver in receivers)

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from e2e.harness import HANG_SECONDS, loop_of, until
 from e2e.local import Run, failure, finish, local_run
+from interpreter import tracing, without_collector
 
 import zpccl
 from zpccl import communicator, limits
@@ -506,16 +507,8 @@ def test_many_tags_at_once_from_other_threads(trio: Run) -> None:
     def launch(comm: zpccl.Communicator) -> list[tuple[bool, int, float]]:
         arrays = [np.full(500 + tag, tag + 1, np.float64) for tag in range(40)]
         handles = [comm.all_reduce_async(a, a, op=ReduceOp.SUM, tag=t) for t, a in enumerate(arrays)]
-        waited: list[Any] = [None] * 40
-
-        def wait(index: int) -> None:
-            waited[index] = handles[index].wait()
-
-        threads = [threading.Thread(target=wait, args=(i,)) for i in reversed(range(40))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with futures.ThreadPoolExecutor(40) as executor:
+            waited = list(executor.map(lambda handle: handle.wait(), reversed(handles)))[::-1]
         assert [handle.wait() for handle in handles] == waited
         assert all(handle.exception() is None for handle in handles)
         return [(ok, status, float(array[-1])) for (ok, status, _), array in zip(waited, arrays, strict=True)]
@@ -1203,12 +1196,8 @@ def test_a_communicator_may_be_dropped_while_another_one_waits_for_those_before(
         zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05) as master,
         contextlib.closing(zpccl.Communicator(master.address)) as last,
     ):
-        former = sys.gettrace()
-        sys.settrace(drop_one)
-        try:
+        with tracing(drop_one):
             last.connect()
-        finally:
-            sys.settrace(former)
         comms.clear()
         assert last.world_size == 1
     assert all(loop.view.state is State.CLOSED for loop in loops)
@@ -1252,12 +1241,9 @@ def test_a_communicator_connects_while_others_are_collected() -> None:
     # The collector ignores arrays: this one is freed with everything that the loop holds, and not before.
     weakref.finalize(loop.array, lambda: found.extend(communicator._loops.all()))  # type: ignore[attr-defined]
     gone = weakref.ref(loop)
-    gc.disable()
-    try:
+    with without_collector():
         del comm, loop
         gc.collect()
-    finally:
-        gc.enable()
     assert gone() is None and all(hasattr(each, "view") for each in found)
 
 
@@ -1288,8 +1274,7 @@ def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str
     loop = loop_of(pair.comms[0])
     cycle: dict[str, Any] = {"comm": pair.comms.pop(0)}
     cycle["itself"] = cycle
-    gc.disable()
-    try:
+    with without_collector():
         del cycle
         if thread == "zpccl-links":
             loop._broker._call(gc.collect)
@@ -1298,8 +1283,6 @@ def test_a_communicator_is_dropped_in_a_thread_of_its_own(pair: Run, thread: str
         else:
             loop.ask_measurements().add_done_callback(lambda _: gc.collect())
         loop._thread.join(HANG_SECONDS)
-    finally:
-        gc.enable()
     assert not loop._thread.is_alive() and not loop._broker._thread.is_alive()
     until(lambda: pair.comms[0].world_size == 1)
 
@@ -1322,14 +1305,11 @@ def interrupted(number: int, functions: Sequence[Callable[..., Any]], call: Call
             seen.add(line)
         return interrupt
 
-    tracer = sys.gettrace()
-    sys.settrace(interrupt)
     try:
-        call()
+        with tracing(interrupt):
+            call()
     except (KeyboardInterrupt, zpccl.PCCLError) as error:
         return error
-    finally:
-        sys.settrace(tracer)
     return None
 
 

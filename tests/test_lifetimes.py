@@ -26,6 +26,7 @@ import zmq
 from brokers import Broker
 from e2e.harness import loop_of, until
 from e2e.local import local_run
+from interpreter import handling, raising, tracing, without_collector
 
 import zpccl
 from zpccl.caller import wait
@@ -76,33 +77,23 @@ def interrupting(name: str, event: str, number: int, file: str) -> Iterator[None
                 raise Stop
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(Stop):
-            yield
-    finally:
-        sys.settrace(before)
+    with tracing(trace), contextlib.suppress(Stop):
+        yield
 
 
 def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
     """L1: signals interrupt calls again and again; none leaves the engine marked as in use."""
-    engine, count = Engine(), 0
+    engine = Engine()
 
     def interrupt(*_: object) -> None:
         raise Stop
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        while count < 200:
+    with handling(signal.SIGALRM, interrupt):
+        for _ in range(200):
             with contextlib.suppress(Stop):
                 signal.setitimer(signal.ITIMER_REAL, 0.0005)
                 while True:
                     engine.poll()
-            count += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     assert returns(engine.close)
 
 
@@ -156,15 +147,9 @@ def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
 
     with local_run(2) as run:
         comm = run.comms[0]
-        handler = signal.signal(signal.SIGUSR1, lambda *_: ends.append(returns(comm.close)))
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with pytest.raises(zpccl.PCCLError):
-                comm.all_reduce(np.ones(4, np.float32))
-        finally:
-            sys.settrace(before)
-            signal.signal(signal.SIGUSR1, handler)
+        close = handling(signal.SIGUSR1, lambda *_: ends.append(returns(comm.close)))
+        with close, tracing(trace), pytest.raises(zpccl.PCCLError):
+            comm.all_reduce(np.ones(4, np.float32))
     assert ends == [True]
 
 
@@ -183,12 +168,8 @@ def test_a_call_is_answered_wherever_its_callback_is_added(number: int) -> None:
             ends.append(returns(lambda: answer.set_result(1)))
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with tracing(trace):
         answer.add_done_callback(called.append)
-    finally:
-        sys.settrace(before)
     if not ends:
         answer.set_result(1)
     assert all(ends)
@@ -216,12 +197,10 @@ def test_the_collector_of_failed_dials_runs_no_code_that_takes_an_interrupt() ->
         if event == "call":
             called.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
 
-    gc.collect()
-    before = tasks()
-    gc.disable()
     one, other, gone = (Broker(name, 1) for name in ("one", "other", "gone"))
     gone.close()
-    try:
+    with contextlib.closing(one), contextlib.closing(other), without_collector():
+        before = tasks()
         other.meet(one)  # Later than `one`, so that its dial is given up.
         one.meet(other, dial=True)
         one.link(), other.link()
@@ -229,15 +208,12 @@ def test_the_collector_of_failed_dials_runs_no_code_that_takes_an_interrupt() ->
         assert "refused" in one.failure()
         found = tasks() - before
         sys.setprofile(note)
-        gc.collect()
-        sys.setprofile(None)
+        try:
+            gc.collect()
+        finally:
+            sys.setprofile(None)
         assert found - tasks()
         assert [name for name in called if "weakref" in name] == []
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-        one.close()
-        other.close()
 
 
 def test_topology_may_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,12 +273,9 @@ def test_a_peer_that_could_not_be_made_is_collected(monkeypatch: pytest.MonkeyPa
     gc.collect()  # Collects what other tests have left.
     before = descriptor_count()
     monkeypatch.setattr(asyncio, "new_event_loop", no_descriptors)
-    gc.disable()
-    try:
+    with without_collector():
         fail()
         assert returns(gc.collect)
-    finally:
-        gc.enable()
     assert descriptor_count() == before
 
 
@@ -453,19 +426,11 @@ def test_interrupting_a_master_waits_again_after_a_signal(monkeypatch: pytest.Mo
         time.sleep(1)  # The end takes a while, so that a caller that does not wait returns visibly earlier.
         close(loop)
 
-    def interrupt(*_: object) -> None:
-        raise Stop
-
     monkeypatch.setattr(master_loop.MasterLoop, "_close", close_late)
     master = zpccl.MasterNode("127.0.0.1:0")
     master.run()
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(Stop):
-            master.interrupt()
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(Stop), raising(Stop()):
+        master.interrupt()
     master.interrupt()
     assert master._thread not in threading.enumerate()
 
@@ -508,12 +473,8 @@ def test_all_engines_are_closed_at_the_end_though_another_one_is_made() -> None:
                 open_engines.append(Engine())
         return None
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with tracing(trace):
         engines._close_all()
-    finally:
-        sys.settrace(before)
     for engine in open_engines[:2]:
         with pytest.raises(engines.EngineError):
             engine.poll()

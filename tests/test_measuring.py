@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from engine_mesh import Hosts, Mesh, peer_id, until
@@ -198,17 +199,13 @@ def test_a_link_that_is_replaced_shows_nothing() -> None:
 
 def test_both_ends_send_at_the_same_time(hosts: Hosts) -> None:
     """Each on the channel of its rank, which the other has not opened."""
-    found: dict[int, tuple[PathSample, ...]] = {}
 
-    def probe(rank: int) -> None:
-        found[rank] = Prober(hosts.engines[rank], rank).probe([peer_id(1 - rank)])
+    def probe(rank: int) -> tuple[PathSample, ...]:
+        return Prober(hosts.engines[rank], rank).probe([peer_id(1 - rank)])
 
-    threads = [threading.Thread(target=probe, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[rank][0].peer_id for rank in (0, 1)] == [peer_id(1), peer_id(0)]
+    with ThreadPoolExecutor(2) as executor:
+        found = [samples[0].peer_id for samples in executor.map(probe, (0, 1))]
+    assert found == [peer_id(1), peer_id(0)]
 
 
 def test_links_that_are_lost_show_nothing(hosts: Hosts) -> None:

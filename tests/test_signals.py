@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from e2e.harness import loop_of
 from e2e.local import Run, failure, finish, local_run
+from interpreter import alarm, handling, raising, tracing, without_collector
 
 import zpccl
 from zpccl import limits
@@ -40,22 +40,6 @@ class Preempted(Exception):
 def run() -> Iterator[Run]:
     with local_run(2) as run:
         yield run
-
-
-@contextmanager
-def raising(error: BaseException, seconds: float = 0.3) -> Iterator[None]:
-    """A handler raises this error in the main thread."""
-
-    def handle(number: int, frame: Any) -> None:
-        raise error
-
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 ERRORS = [Preempted(), SystemExit(3), TimeoutError("the job ends")]
@@ -143,14 +127,8 @@ def test_what_was_fetched_is_written_despite_an_interrupt(
             begun.set()
             raise error
 
-    before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-    try:
-        with pytest.raises(type(error)):
-            run.comms[0].sync_shared_state(states[0])
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(type(error)), alarm(handle, 0.05, 0.05):
+        run.comms[0].sync_shared_state(states[0])
     finish(other)
     assert np.array_equal(arrays[0], arrays[1])
     assert states[0].revision == 1
@@ -233,11 +211,8 @@ def test_a_call_that_has_waited_long_leaves_no_garbage(monkeypatch: pytest.Monke
         timer.join()
         return weakref.ref(tensor)
 
-    gc.disable()
-    try:
+    with without_collector():
         assert call()() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Preempted()], ids=repr)
@@ -317,11 +292,8 @@ def closing(comm: zpccl.Communicator, monkeypatch: pytest.MonkeyPatch, owner: ty
         return result
 
     monkeypatch.setattr(owner, name, method_and_signal)
-    before = signal.signal(signal.SIGUSR1, lambda *_: comm.close())
-    try:
+    with handling(signal.SIGUSR1, lambda *_: comm.close()):
         yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_handler_closes_while_a_state_is_copied(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,13 +348,8 @@ def closing_at(comm: zpccl.Communicator, number: int, *files: str) -> Iterator[C
             signal.raise_signal(signal.SIGUSR1)
         return trace
 
-    before, traced = signal.signal(signal.SIGUSR1, lambda *_: comm.close()), sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with handling(signal.SIGUSR1, lambda *_: comm.close()), tracing(trace):
         yield lambda: left <= 0
-    finally:
-        sys.settrace(traced)
-        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.slow

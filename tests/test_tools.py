@@ -10,9 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import unittest
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -366,11 +366,8 @@ def test_raw_tcp_ring_brings_the_neighbours_bytes(peers: int, connections: int, 
         for _ in range(3):
             rings[rank].exchange(peers, out[rank].data, into[rank].data, times=2)
 
-    threads = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(peers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(peers) as executor:
+        list(executor.map(take_part, range(peers)))
     for ring in rings:
         ring.close()
     assert all(into[rank].tobytes() == out[rank - 1].tobytes() for rank in range(peers))

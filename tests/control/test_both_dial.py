@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -102,11 +103,8 @@ def test_both_dial_at_the_same_time_and_agree(how: dict[str, Any]) -> None:
                 together.wait()
                 broker.meet(whom, dial=True, key=key)
 
-            threads = [threading.Thread(target=meet, args=pair) for pair in ((one, other), (other, one))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(2) as executor:
+                list(executor.map(meet, (one, other), (other, one)))
             ours, theirs = one.link().sockets, other.link().sockets
             assert len(ours) == len(theirs) == 1 + number % 5
             for index, (here, there) in enumerate(zip(ours, theirs, strict=True)):

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,9 @@ def transfer(pairs: list[tuple[socket.socket, socket.socket]], size_bytes: int) 
             total += len(content)
         received[index] = total, digest.digest()
 
-    threads = [threading.Thread(target=what, args=(i,)) for i in range(len(pairs)) for what in (send, receive)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2 * len(pairs)) as executor:
+        for future in [executor.submit(what, index) for index in range(len(pairs)) for what in (send, receive)]:
+            future.result()
     assert {index: digest for index, (_, digest) in received.items()} == digests
     return sum(total for total, _ in received.values())
 

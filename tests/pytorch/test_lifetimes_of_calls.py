@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from e2e.harness import until  # noqa: E402
+from interpreter import without_collector  # noqa: E402
 
 import zpccl  # noqa: E402
 from pytorch import groups  # noqa: E402
@@ -116,12 +116,9 @@ def test_a_call_that_has_ended_is_freed_without_a_collection_of_garbage(what: st
             return [weakref.ref(each) for each in (tensor, work, part.handle)]
 
         ranks.all(call)
-        gc.disable()
-        try:
+        with without_collector():
             found = [reference for references in ranks.all(call) for reference in references]
             until(lambda: not any(reference() is not None for reference in found), "their end")
-        finally:
-            gc.enable()
 
 
 def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
@@ -133,12 +130,9 @@ def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
         received = [ranks.groups[1].recv([torch.zeros(1)], 0, 0) for _ in range(41)]
         for work in [first, *behind, *received]:
             work.wait()
-        gc.disable()
-        try:
+        with without_collector():
             del work, behind
             until(lambda: not any(reference() is not None for reference in found), "their end")
-        finally:
-            gc.enable()
         assert first.is_completed()
 
 

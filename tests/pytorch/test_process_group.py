@@ -17,6 +17,7 @@ import pytest
 from e2e.harness import until
 from e2e.local import local_run
 from fake_device import FakeDevice
+from interpreter import handling, raising
 
 import zpccl
 from zpccl import limits
@@ -888,18 +889,8 @@ def test_a_rank_that_arrives_and_does_not_join_is_counted(monkeypatch: pytest.Mo
 @contextlib.contextmanager
 def interrupted_soon() -> Iterator[None]:
     """Code that a signal handler ends with an exception."""
-
-    def end(number: int, frame: Any) -> None:
-        raise TimeoutError("the job ends")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises(TimeoutError, match="the job ends"):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(TimeoutError, match="the job ends"), raising(TimeoutError("the job ends")):
+        yield
 
 
 def test_a_signal_handler_that_raises_is_not_taken_for_the_end_of_the_time() -> None:
@@ -962,12 +953,9 @@ def test_a_handler_leaves_while_a_collective_is_issued(monkeypatch: pytest.Monke
             signal.raise_signal(signal.SIGUSR1)
             return tag
 
-        before = signal.signal(signal.SIGUSR1, lambda *_: group.shutdown())
-        try:
-            monkeypatch.setattr(tags.Tags, "next", next_tag_and_signal)
+        monkeypatch.setattr(tags.Tags, "next", next_tag_and_signal)
+        with handling(signal.SIGUSR1, lambda *_: group.shutdown()):
             assert isinstance(groups.failure(lambda: group.allreduce([torch.ones(2)])), zpccl.InvalidUsage)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
         assert isinstance(groups.failure(work.wait), zpccl.PCCLError)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import struct
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interpreter import without_collector
 
 from zpccl import limits
 from zpccl.engine.engine import Body, Engine
@@ -222,9 +222,7 @@ def test_nothing_is_left_of_an_offer_without_a_collection_of_garbage(
 
     made: list[weakref.ref[StateTransfer]] = []
     monkeypatch.setattr(offers_module, "StateTransfer", make)
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         one = offers.offer(4, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=False)
         if when == "serving":
             offers.on_message(A, message(MessageKind.ASK, 0))
@@ -235,8 +233,6 @@ def test_nothing_is_left_of_an_offer_without_a_collection_of_garbage(
         left: list[weakref.ref[Any]] = [weakref.ref(one), weakref.ref(array), *made]
         del one, array
         assert [each() for each in left] == [None, None, None]
-    finally:
-        gc.enable()
 
 
 def test_who_offers_the_contents_of_another_tensor_is_no_source(net: Net) -> None:
@@ -310,13 +306,9 @@ def test_nothing_is_left_of_a_fetch_that_is_stopped_before_it_begins(monkeypatch
     own.on_link_up(A)
     entry = CatalogEntry("w", int(memory.datatype), memory.count, False, bytes(DIGEST_BYTES))
     own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, (entry,)))
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         assert own.run() is None
         assert [each() for each in made] == [None]
-    finally:
-        gc.enable()
 
 
 def test_what_is_here_already_is_not_fetched(net: Net) -> None:

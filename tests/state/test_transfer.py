@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import struct
 import threading
 import weakref
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from interpreter import without_collector
 
 from zpccl import limits
 from zpccl.engine.engine import Body, MessageReceived, Writable
@@ -639,9 +639,7 @@ def test_a_tensor_that_may_differ_hides_no_conflict_of_others() -> None:
 
 def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
     """B1: it may be as large as the state."""
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         net = Net(a=1, b=2)
         net.start(b="a")
         net.wait("b")
@@ -651,8 +649,6 @@ def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
         net.transfers.clear()
         net.threads.clear()
         assert [each() for each in left] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_what_a_failed_sync_has_fetched_is_freed_at_its_end() -> None:
