@@ -358,7 +358,7 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 	}
 	if (rc != -EINVAL)
 		zp__attempt_learn(engine, plan->attempt);
-	bool early = rc == 0 && !zp__list_empty(&engine->early);
+	bool early = rc == 0 && zp__early_is_kept(engine, plan->attempt);
 	pthread_mutex_unlock(&engine->mutex);
 	if (early)
 		zp__early_replay(engine, plan->attempt);

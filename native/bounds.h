@@ -21,6 +21,7 @@
 #define ZP__EAGER_BYTES (4u << 20) /* of larger tensors, sent on a link before the receiver has begun them (early.c) */
 #define ZP__EAGER_TENSOR_BYTES (256u << 10) /* a tensor up to this size is sent without waiting for that */
 #define ZP__EARLY_CHARGE_MIN (4u << 10) /* an early frame is charged with at least this many bytes (message.c) */
+#define ZP__EARLY_BUCKETS 1024u /* lists of early frames, by id: few calls meet frames of attempts that nobody begins */
 #define ZP__SENT_CHARGE_MIN 256u /* a message that is not acknowledged is charged with at least this many bytes */
 #define ZP__PACE_STEP_NS_MAX ((uint64_t)1000000000) /* no frame waits longer for the one before it (pace.c) */
 #define ZP__TURN_FRAMES 1024u	  /* frames of others that may pass before an attempt that waits its turn has stalled */

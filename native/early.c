@@ -201,26 +201,63 @@ static void early_forget(zp_engine *engine, zp__message_in *early)
 	zp__message_forget(engine, early);
 }
 
-void zp__early_drop(zp_engine *engine, const zp__link *link)
+static zp__list *bucket_of(zp_engine *engine, uint64_t id)
 {
-	ZP__EACH(node, &engine->early)
+	return &engine->early[id % ZP__EARLY_BUCKETS];
+}
+
+void zp__early_keep(zp__message_in *early)
+{
+	zp__list_append(bucket_of(early->link->engine, early->frame.id), &early->event.node);
+}
+
+void zp__early_drop(const zp__link *link)
+{
+	for (uint32_t i = 0; i < ZP__EARLY_BUCKETS; i++) {
+		ZP__EACH(node, &link->engine->early[i])
+		{
+			zp__message_in *early = ZP__ELEMENT(node, zp__message_in, event.node);
+			if (early->link == link)
+				early_forget(link->engine, early);
+		}
+	}
+}
+
+static void bucket_drop_ended(zp_engine *engine, zp__list *bucket)
+{
+	ZP__EACH(node, bucket)
 	{
 		zp__message_in *early = ZP__ELEMENT(node, zp__message_in, event.node);
 		uint64_t id = early->frame.id;
-		if (early->link == link || (zp__attempt_is_known(engine, id) && !zp__attempt_find(engine, id)))
+		if (zp__attempt_is_known(engine, id) && !zp__attempt_find(engine, id))
 			early_forget(engine, early);
 	}
 }
 
+void zp__early_drop_ended(zp_engine *engine, uint64_t id, uint64_t before)
+{
+	_Static_assert(ZP__ID_WINDOW % ZP__EARLY_BUCKETS == 0, "ids that leave the window are in the buckets of new ones");
+	uint64_t first = id > before ? before + 1 : id;
+	if (id - first >= ZP__EARLY_BUCKETS)
+		first = id - ZP__EARLY_BUCKETS + 1;
+	for (uint64_t each = first; each <= id; each++)
+		bucket_drop_ended(engine, bucket_of(engine, each));
+}
+
 static zp__message_in *early_find(zp_engine *engine, uint64_t id)
 {
-	ZP__EACH(node, &engine->early)
+	ZP__EACH(node, bucket_of(engine, id))
 	{
 		zp__message_in *early = ZP__ELEMENT(node, zp__message_in, event.node);
 		if (early->frame.id == id)
 			return early;
 	}
 	return NULL;
+}
+
+bool zp__early_is_kept(zp_engine *engine, uint64_t id)
+{
+	return early_find(engine, id);
 }
 
 /* Puts the next kept frame of the attempt `id` that is admitted into `rx`, and pins its attempt. NULL: there is

@@ -18,7 +18,11 @@ void zp__announce_again(zp__link *link); /* a connection was lost */
 bool zp__announcement_take(zp__connection *connection);
 enum zp__verdict zp__opened_admit(zp__connection *connection);
 enum zp__verdict zp__started_admit(zp__connection *connection);
-void zp__early_drop(zp_engine *engine, const zp__link *link); /* frames of the link, and of ended attempts */
+void zp__early_keep(zp__message_in *early);
+void zp__early_drop(const zp__link *link); /* the link is lost */
+/* An id was learnt; the greatest one was `before`. Drops frames of attempts that have ended by that. */
+void zp__early_drop_ended(zp_engine *engine, uint64_t id, uint64_t before);
+bool zp__early_is_kept(zp_engine *engine, uint64_t id); /* false: no frame of this attempt is kept */
 void zp__early_replay(zp_engine *engine, uint64_t id);
 
 #endif

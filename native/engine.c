@@ -96,7 +96,6 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->links);
 	zp__list_init(&engine->channels);
 	zp__list_init(&engine->parked);
-	zp__list_init(&engine->early);
 	zp__list_init(&engine->queue.events);
 	zp__list_init(&engine->queue.messages);
 	zp__list_init(&engine->messages);
@@ -104,6 +103,8 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	zp__list_init(&engine->registry_node);
 	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++)
 		zp__list_init(&engine->attempts[i]);
+	for (uint32_t i = 0; i < ZP__EARLY_BUCKETS; i++)
+		zp__list_init(&engine->early[i]);
 	pthread_mutex_init(&engine->mutex, NULL);
 	pthread_cond_init(&engine->unpinned, NULL);
 	int rc = zp__wakeup_open(&engine->wakeup);
@@ -258,6 +259,7 @@ bool zp__attempt_is_known(const zp_engine *engine, uint64_t id)
 
 void zp__attempt_learn(zp_engine *engine, uint64_t id)
 {
+	uint64_t before = engine->attempt_max;
 	if (id > engine->attempt_max && id - engine->attempt_max >= ZP__ID_WINDOW)
 		memset(engine->attempts_learnt, 0, sizeof engine->attempts_learnt);
 	else
@@ -267,7 +269,7 @@ void zp__attempt_learn(zp_engine *engine, uint64_t id)
 		engine->attempt_max = id;
 	if (engine->attempt_max - id < ZP__ID_WINDOW)
 		*word_of(engine, id) |= (uint64_t)1 << id % 64;
-	zp__early_drop(engine, NULL);
+	zp__early_drop_ended(engine, id, before);
 	zp__unpark_all(engine);
 }
 

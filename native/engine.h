@@ -47,7 +47,7 @@ struct zp_engine {
 	uint64_t links_check_ns; /* time of the next zp__links_check() */
 	uint64_t resume_ns;	 /* the least of all links; UINT64_MAX: none */
 	zp__list links, channels, parked, messages;
-	zp__list early; /* those of `messages` that are frames of attempts not begun yet */
+	zp__list early[ZP__EARLY_BUCKETS]; /* those of `messages` that are frames of attempts not begun yet, by id */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
 	uint32_t attempt_count;
 	bool stalls_held; /* zp_stalls_hold() */

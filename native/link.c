@@ -365,7 +365,7 @@ void zp__link_lose(zp__link *link, int status, bool tell)
 	zp__attempts_fail(link, status);
 	zp__retransmit_discard(link);
 	zp__message_flow_clear(link);
-	zp__early_drop(link->engine, link);
+	zp__early_drop(link);
 	zp__unpark_all(link->engine); /* The other links have a greater share of the room for messages. */
 	if (tell) {
 		link->event.event = (zp_event){.kind = ZP_EVENT_LINK_LOST, .status = status, .id = link->id};

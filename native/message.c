@@ -2,10 +2,9 @@
  *
  * Bounds. Messages that are being received, or were received and not released, are charged with the memory they take,
  * against messages_queued_bytes_max of the engine. An early frame (early.c) is charged with at least
- * ZP__EARLY_CHARGE_MIN, which bounds their number: a search goes through all of them, under the lock. At the bound a
- * link gets no more than an equal share of it: its connections whose next frame is a message stop receiving, and TCP
- * pushes back. So no link can take the room of others. If the body of a message does not come, its link is lost
- * (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
+ * ZP__EARLY_CHARGE_MIN, which bounds their number. At the bound a link gets no more than an equal share of it: its
+ * connections whose next frame is a message stop receiving, and TCP pushes back. So no link can take the room of
+ * others. If the body of a message does not come, its link is lost (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
  * a lower one of the caller, a short one as ZP__SENT_CHARGE_MIN: a peer that asks and does not read the answers would
  * use many times the bound otherwise. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has
  * no other message, one of any size is accepted. */
@@ -238,7 +237,7 @@ void zp__message_landed(zp__connection *c)
 	if (c->rx.frame.kind != ZP__MESSAGE && c->link->open) {
 		message->frame = c->rx.frame;
 		message->checksum = c->rx.checksum;
-		zp__list_append(&engine->early, &message->event.node);
+		zp__early_keep(message);
 		return;
 	}
 	bool is_message = c->rx.frame.kind == ZP__MESSAGE;
