@@ -118,6 +118,21 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 	return rc;
 }
 
+/* Drops messages of a channel that wait to be sent. */
+static void messages_withdraw(zp__link *link, uint64_t channel)
+{
+	ZP__EACH(node, &link->messages.frames)
+	{
+		zp__message_out *message = ZP__ELEMENT(node, zp__message_out, node);
+		if (message->channel != channel)
+			continue;
+		zp__list_remove(node);
+		zp__message_sent(link, message);
+	}
+	if (zp__list_empty(&link->messages.frames))
+		zp__list_remove(&link->messages.node);
+}
+
 int zp_channel_close(zp_engine *engine, uint64_t id)
 {
 	pthread_mutex_lock(&engine->mutex);
@@ -133,6 +148,8 @@ int zp_channel_close(zp_engine *engine, uint64_t id)
 			zp__event_withdraw(engine, event);
 			zp__message_forget(engine, ZP__ELEMENT(event, zp__message_in, event));
 		}
+		ZP__EACH(node, &engine->links)
+		messages_withdraw(ZP__ELEMENT(node, zp__link, node), id);
 	}
 	zp__channel_learn(engine, id);
 	pthread_mutex_unlock(&engine->mutex);

@@ -282,9 +282,9 @@ int zp_reduce_withhold(zp_engine *engine, uint64_t attempt);
  * may stall again, each after a whole timeout. Links are watched in both cases. */
 void zp_stalls_hold(zp_engine *engine, int hold);
 
-/* Messages on this id are delivered between open and close, and dropped after close. If `fd` is not -1 the
- * channel has an event queue of its own, and 8 bytes are written to `fd` when that queue stops being empty. It is an
- * eventfd or the writing end of a pipe, non-blocking; the engine duplicates it. */
+/* Messages on this id are delivered between open and close, and dropped after close, also those that still wait to be
+ * sent. If `fd` is not -1 the channel has an event queue of its own, and 8 bytes are written to `fd` when that queue
+ * stops being empty. It is an eventfd or the writing end of a pipe, non-blocking; the engine duplicates it. */
 int zp_channel_open(zp_engine *engine, uint64_t channel, int fd);
 int zp_channel_close(zp_engine *engine, uint64_t channel);
 

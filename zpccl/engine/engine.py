@@ -674,7 +674,7 @@ class Engine:
             check_rc(lib.zp_channel_open(engine[0], channel_id, fileno), "zp_channel_open")
 
     def close_channel(self, channel_id: int) -> None:
-        """From now on messages on `channel_id` are dropped, waiting ones included."""
+        """From now on messages on `channel_id` are dropped, also those that wait to be taken, or to be sent."""
         with self._handle.use() as engine:
             check_rc(lib.zp_channel_close(engine[0], channel_id), "zp_channel_close")
 
