@@ -512,12 +512,16 @@ uint64_t zp__links_check(zp_engine *engine, uint64_t now_ns)
 		return UINT64_MAX;
 	if (now_ns < engine->links_check_ns)
 		return engine->links_check_ns;
+	/* This process stood still: what has come meanwhile is not read yet. */
+	bool is_late = now_ns > engine->links_check_ns + interval_ns;
 	engine->links_check_ns = now_ns + interval_ns;
 	ZP__EACH(node, &engine->links)
 	{
 		zp__link *link = ZP__ELEMENT(node, zp__link, node);
 		for (uint32_t i = 0; link->open && i < link->connection_count; i++) {
 			zp__connection *c = &link->connections[i];
+			if (is_late)
+				c->rx.due_ns = now_ns + stall_ns;
 			if (c->rx.message && c->rx.due_ns <= now_ns)
 				zp__link_lose(link, -ETIMEDOUT, true);
 			else if (timeout_ns && is_silent(c, now_ns, interval_ns, timeout_ns))

@@ -9,7 +9,9 @@
 
 #include "engine.h"
 #include "frame.h"
+#include "link.h"
 #include "mesh.h"
+#include "sock.h"
 
 enum { CHANNEL = 1, HEAD_BYTES = 20, BODY_BYTES = 1 << 20, QUEUE_BYTES = 4 << 20, WAIT_MS = 20000 };
 
@@ -119,6 +121,25 @@ static void test_one_may_always_pass(void)
 	CHECK(event_take(0).kind == ZP_EVENT_WRITABLE);
 	CHECK(post(2, 1) == 0);
 	message_take(2);
+	mesh_close();
+}
+
+/* What waits to be sent on a channel that is closed does not delay messages on others. */
+static void test_a_closed_channel(void)
+{
+	mesh_open();
+	uint8_t posted = 0;
+	while (post(posted, QUEUE_BYTES) == 0)
+		posted++;
+	CHECK(zp_channel_open(engines[0], CHANNEL + 1, -1) == 0);
+	CHECK(zp_channel_close(engines[0], CHANNEL) == 0);
+	zp_link_stats stats;
+	CHECK(zp_link_get_stats(engines[0], ids[1], &stats) == 0 && stats.message_bytes == 0);
+	CHECK(zp_message_post(engines[0], ids[1], CHANNEL + 1, "x", 1, NULL, 0, 1) == 0);
+	CHECK(zp_channel_open(engines[1], CHANNEL + 1, -1) == 0);
+	zp_event event = event_take(1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE && event.id == CHANNEL + 1 && event.body[0] == 'x');
+	zp_message_release(engines[1], event.body);
 	mesh_close();
 }
 
@@ -329,6 +350,36 @@ static void test_bodies_that_do_not_come(void)
 	stall_ms = WAIT_MS;
 }
 
+/* A process that stood still has not yet read what came meanwhile. */
+static void test_bodies_of_a_process_that_stood_still(void)
+{
+	int fds[2];
+	uint8_t stranger[ZP_PEER_ID_BYTES];
+	mesh_open();
+	zp_engine *engine = engines[1];
+	stranger_link(fds, stranger);
+	CHECK(zp_channel_open(engine, CHANNEL, -1) == 0);
+	CHECK(header_say(fds[0], 1));
+	zp__link *link = NULL;
+	for (bool begun = false; !begun; poll(NULL, 0, 1)) {
+		pthread_mutex_lock(&engine->mutex);
+		link = zp__link_find(engine, stranger);
+		begun = link->connections[0].rx.message;
+		pthread_mutex_unlock(&engine->mutex);
+	}
+	const uint64_t stall_ns = WAIT_MS * (uint64_t)1000000;
+	pthread_mutex_lock(&engine->mutex);
+	uint64_t woken_ns = zp__now_ns() + 2 * stall_ns, now_ns = woken_ns, next_ns;
+	while (next_ns = zp__links_check(engine, now_ns), link->open)
+		now_ns = next_ns;
+	CHECK(now_ns >= woken_ns + stall_ns);
+	pthread_mutex_unlock(&engine->mutex);
+	event_take(1);
+	mesh_close();
+	close(fds[0]);
+	close(fds[1]);
+}
+
 /* The bound is reached, and nothing is released. When a link is lost, the others have greater shares at once. */
 static void test_shares_of_those_that_are_left(void)
 {
@@ -367,6 +418,7 @@ int main(void)
 	test_room();
 	test_short_messages_are_charged();
 	test_one_may_always_pass();
+	test_a_closed_channel();
 	test_errors();
 	test_room_of_a_link_that_is_gone();
 	test_bounds_of_several();
@@ -374,6 +426,7 @@ int main(void)
 	test_memory_is_used_again();
 	test_empty_messages();
 	test_bodies_that_do_not_come();
+	test_bodies_of_a_process_that_stood_still();
 	test_shares_of_those_that_are_left();
 	return 0;
 }
