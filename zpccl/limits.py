@@ -558,6 +558,9 @@ UPLOAD_LIMIT_MIN_BYTES = 1 * MIB
 """Lowest upload limit, per second. With less, fetchers that wait for their turn would hit STATE_SOURCE_TIMEOUT."""
 OFFER_ANSWER_TIMEOUT_NS = 3 * SECOND
 """How long a joiner that prefetches state waits for links to members, and for their offers."""
+OFFER_MAKING_TIMEOUT_NS = 60 * SECOND
+"""How much longer it waits if there is no offer and a member does not answer, as that may be copying or digesting its
+state: some 100 GiB."""
 PREFETCH_TIMEOUT_NS = 600 * SECOND
 """Default timeout of a prefetch."""
 STATE_STALL_TIMEOUT_NS = 30 * SECOND

@@ -18,6 +18,7 @@ from zpccl.engine.engine import Body, Engine
 from zpccl.errors import InvalidUsage
 from zpccl.limits import MIB, SECOND
 from zpccl.state import offers as offers_module
+from zpccl.state.contents import Contents
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.offers import (
     CHANNEL,
@@ -264,6 +265,40 @@ def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:
     other.on_peer_gone(B)
     assert other.run() is None
     assert told(net, A) == told(net, B) == [(MessageKind.ASK, 0)]
+
+
+def joiner(net: Net, monkeypatch: pytest.MonkeyPatch) -> tuple[Prefetch, Catalog]:
+    """Asks A, which has not answered in time. Also returns what A may offer: what the joiner has, at revision 4."""
+    monkeypatch.setattr(limits, "OFFER_ANSWER_TIMEOUT_NS", 1)
+    array = tensor(1)
+    own, memory = prefetch(net, array), region(array, "w")
+    own.on_link_up(A)
+    own.on_peers((A,))
+    digest = Contents({"w": memory}, DigestKind.BLAKE3).digests["w"]
+    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, digest)
+    return own, Catalog(4, DigestKind.BLAKE3, (entry,))
+
+
+def test_a_joiner_waits_for_an_offer_that_is_being_made(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: a member that copies a large state answers after that. Without it, all members would wait for the fetch."""
+    own, catalog = joiner(net, monkeypatch)
+
+    def wait(seconds: float) -> None:
+        assert seconds > 0
+        own.on_told(A, 9, catalog)
+
+    monkeypatch.setattr(own._changed, "wait", wait)
+    assert own.run() == 4
+
+
+def test_a_member_that_never_answers_is_given_up(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L1. The log says so."""
+    own, _ = joiner(net, monkeypatch)
+    monkeypatch.setattr(limits, "OFFER_MAKING_TIMEOUT_NS", 1)
+    assert own.run() is None
+    assert "no member has offered a state in time" in caplog.text
 
 
 def test_what_came_over_a_lost_link_does_not_end_a_prefetch(net: Net) -> None:

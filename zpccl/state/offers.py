@@ -503,7 +503,18 @@ class Prefetch:
             is_here = not free or self._fetch(alike, free, self._regions)  # The other keys may be fetched after it.
             if is_here and self._fetch(list(sources), rest, self._may_differ, first.revision):
                 return first.revision
+        self._explain()
         return None
+
+    def _explain(self) -> None:
+        """Logs why nothing is fetched, if the log does not say so yet."""
+        with self._lock:
+            members = set() if self._is_stopped else (self._peers or set()) - self._useless
+            is_answered = members <= self._told.keys()
+        if not is_answered:
+            logger.warning("the prefetch is given up: no member has offered a state in time; the next sync fetches it")
+        elif members:
+            logger.info("no member offers a state; the next sync fetches it")
 
     def _choose(self) -> dict[bytes, Catalog] | None:
         """Of the peers with the highest offered revision, the largest set with equal contents. None: no offer until the
@@ -513,11 +524,14 @@ class Prefetch:
                 now_ns = time.monotonic_ns()
                 if now_ns >= self._deadline_ns:
                     return None
-                asked = (self._peers or set()) - self._useless
-                have_all_told = self._peers is not None and asked <= self._told.keys()
-                if have_all_told or now_ns >= self._answers_due_ns:
-                    return self._best()
-                due_ns = min(self._answers_due_ns, self._deadline_ns, now_ns + limits.SIGNAL_CHECK_INTERVAL_NS)
+                silent = (self._peers or set()) - self._useless - self._told.keys()
+                due_ns = self._answers_due_ns
+                if now_ns >= due_ns or (self._peers is not None and not silent):
+                    best = self._best()
+                    due_ns += limits.OFFER_MAKING_TIMEOUT_NS  # A member that makes an offer answers only after that.
+                    if best is not None or not silent & self._linked or now_ns >= due_ns:
+                        return best
+                due_ns = min(due_ns, self._deadline_ns, now_ns + limits.SIGNAL_CHECK_INTERVAL_NS)
                 self._changed.wait((due_ns - now_ns) / limits.SECOND)
             return None
 
