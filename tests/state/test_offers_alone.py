@@ -192,15 +192,19 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
 
 
 def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
-    """One message may overtake another. A joiner does not wait for an ended offer; there may be another one."""
+    """One message may overtake another, and an offer may end before its catalog is sent. A joiner does not wait for an
+    ended offer; there may be another one."""
     own = prefetch(net, tensor(1))
     own.on_peers((A,))
     own.on_link_up(A)
     own.on_gone(A, 9)
+    assert told(net, A) == [(MessageKind.ASK, 0)] * 2
     own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, ()))
     own.on_told(A, 0, None)
+    own.on_gone(A, 10)
+    own.on_told(A, 0, None)
     assert own.run() is None
-    assert told(net, A) == [(MessageKind.ASK, 0)] * 2
+    assert told(net, A) == [(MessageKind.ASK, 0)] * 3
 
 
 def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:

@@ -446,7 +446,7 @@ class Prefetch:
             if peer not in self._linked:  # The engine tells of the end of a link before what has come over it.
                 return None
             if self._gone.get(peer) == number:  # The end of this offer has come before its catalog.
-                return self._ask(peer)
+                return None
             self._told[peer] = (number, catalog)
             return self._changed.notify_all()
 
@@ -454,7 +454,8 @@ class Prefetch:
         """An offer of a member has ended. The member may have another one."""
         with self._lock:
             self._gone[peer] = number
-            is_news = self._told.get(peer, (0, None))[0] == number or self._numbers.get(peer) == number
+            told, _ = self._told.get(peer, (0, None))  # 0: nothing yet, or no offer.
+            is_news = told in (0, number) or self._numbers.get(peer) == number
         if is_news:
             self._forget(peer)
             with self._lock:
