@@ -566,8 +566,10 @@ PREFETCH_TIMEOUT_NS = 600 * SECOND
 STATE_STALL_TIMEOUT_NS = 30 * SECOND
 """A transfer in which no block arrives for this long fails."""
 STATE_SOURCE_TIMEOUT_NS = 8 * SECOND
-"""A source that sends no block for this long is dropped, if there is another one. Above PATH_TIMEOUT, so that a source
+"""A source that sends nothing for this long is dropped, if there is another one. Above PATH_TIMEOUT, so that a source
 that itself waits for a broken path notices that first."""
+STATE_HEARD_MIN_BYTES = 64 * KIB
+"""If its link has brought this many bytes meanwhile, a block may be on its way: it has STATE_STALL_TIMEOUT for that."""
 
 # --- Checkpoints ----------------------------------------------------------------------------------------------------
 CHECKPOINT_PIECE_BYTES = 1 * MIB

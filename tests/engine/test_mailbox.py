@@ -119,3 +119,16 @@ def test_a_mailbox_without_a_descriptor_is_none(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InternalError, match="too many"):
         Mailbox()
     gc.collect()
+
+
+def test_the_bytes_that_a_link_has_brought(mesh: Mesh) -> None:
+    a, b = mesh.engines
+    mailbox = Mailbox()
+    assert mailbox.link_bytes(peer_id(0)) == 0, "no engine"
+    b.open_channel(CHANNEL, mailbox.fileno())
+    mailbox.listen(b, CHANNEL)
+    before = mailbox.link_bytes(peer_id(0))
+    send(a, peer_id(1), CHANNEL, bytes(1000))
+    mailbox.take(later_ns())
+    assert mailbox.link_bytes(peer_id(0)) >= before + 1000
+    assert mailbox.link_bytes(peer_id(7)) == 0, "no link"

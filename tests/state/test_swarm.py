@@ -345,6 +345,47 @@ def test_a_silent_source_is_dropped_where_there_is_another() -> None:
     assert list(swarm.dropped) == [A]
 
 
+def test_a_slow_source_is_not_silent() -> None:
+    """L2: many fetch from each source, so that a block takes longer than a source may be silent."""
+    swarm, bytes_of = make([A, B, C], count=12), dict.fromkeys((A, B, C), 5 * MIB)
+    asks = swarm.ask(0)
+    deliver(swarm, C, asks[C][0], 1)
+    now = 1
+    while now < STATE_STALL_TIMEOUT_NS - SECOND:
+        deadline = swarm.deadline_ns(now)
+        assert deadline is not None
+        now = min(deadline, now + SECOND)
+        bytes_of[A] = 5 * MIB + now * limits.STATE_HEARD_MIN_BYTES // STATE_SOURCE_TIMEOUT_NS * 4
+        swarm.check(now, bytes_of.__getitem__)
+        assert A not in swarm.dropped and (B in swarm.dropped) == (now >= STATE_SOURCE_TIMEOUT_NS)
+    assert deliver(swarm, A, asks[A][0], now)
+
+
+def test_a_slow_source_that_falls_silent_is_dropped() -> None:
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    swarm.check(STATE_SOURCE_TIMEOUT_NS // 2, lambda _: 0)
+    heard_ns = STATE_SOURCE_TIMEOUT_NS - 1
+    swarm.check(heard_ns, lambda _: limits.STATE_HEARD_MIN_BYTES)
+    deliver(swarm, B, asks[B][0], heard_ns)
+    swarm.check(heard_ns + STATE_SOURCE_TIMEOUT_NS - 1, lambda _: limits.STATE_HEARD_MIN_BYTES)
+    assert not swarm.dropped
+    swarm.check(heard_ns + STATE_SOURCE_TIMEOUT_NS, lambda _: 2 * limits.STATE_HEARD_MIN_BYTES - 1)
+    assert list(swarm.dropped) == [A]
+
+
+def test_a_source_from_which_bytes_come_but_no_block_is_dropped() -> None:
+    """L1: whatever comes over its link, each block has a bound."""
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    for second in range(limits.STATE_STALL_TIMEOUT_NS // SECOND):
+        swarm.check(second * SECOND, lambda _: second * MIB)  # noqa: B023 - called at once
+    assert not swarm.dropped
+    deliver(swarm, B, asks[B][0], STATE_STALL_TIMEOUT_NS)
+    swarm.check(STATE_STALL_TIMEOUT_NS, lambda _: 30 * MIB)
+    assert list(swarm.dropped) == [A]
+
+
 def test_the_only_source_gets_more_time() -> None:
     swarm = make([A], [F], count=8)
     swarm.ask(0)

@@ -50,6 +50,13 @@ class Mailbox:
         """From now on `take` also returns the events of this channel, which was opened with this mailbox."""
         self._channels.append((engine, channel_id))
 
+    def link_bytes(self, peer: bytes) -> int:
+        """The bytes that the link to a peer has brought so far, on whatever channel."""
+        for engine, _ in self._channels:
+            with contextlib.suppress(OSError):  # There is no link, or the engine is closed.
+                return sum(engine.link_state(peer).rx_bytes)
+        return 0
+
     def take(self, deadline_ns: int) -> list[Any]:
         """Waits, then takes what has come; [] if nothing has come by the deadline on the monotonic clock."""
         while not (found := self._look()):

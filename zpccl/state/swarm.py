@@ -16,13 +16,14 @@ Endgame: when no block is waiting, an idle source is asked for blocks that a slo
 sources per block).
 
 A source is dropped if it sends wrong bytes, or nothing for too long, or its link is lost; the blocks requested from it
-wait again. The fetch fails when no source is left.
+wait again. A source that many fetch from needs long for each block: it has more time if its link brings bytes. The
+fetch fails when no source is left.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -39,6 +40,8 @@ HAS_NOTHING = "it has none of the missing blocks"
 _ASKERS_MAX = 2
 _WINDOWS_NS = limits.STATE_SOURCE_TIMEOUT_NS // 2
 """All outstanding requests together should take this time."""
+_LOOK_NS = limits.STATE_SOURCE_TIMEOUT_NS // 2
+"""Time without a delivery after which it is noted whether anything comes over the link to a source."""
 _RATE_INTERVAL_NS = 500 * limits.MS
 """Time constant of the measured rates."""
 _GAP_KEPT = 0.9
@@ -59,6 +62,10 @@ class _Source:
     asked_bytes: int = 0
     moved_ns: int = 0
     """Time of its last delivery, or of the first request after it had no outstanding ones."""
+    link_bytes: int | None = None
+    """Bytes that its link has brought, when that was last looked at since then; None: not looked at."""
+    heard_ns: int = 0
+    """Time when that was last found to have grown."""
     latency_ns: int | None = None
     """Its shortest response time."""
     sample_bytes: float = 0.0  # Decaying sums: bytes delivered, time with requests outstanding.
@@ -90,6 +97,7 @@ class _Source:
     def ask(self, place: Place, size: int, now_ns: int) -> None:
         if not self.asked:
             self.moved_ns = now_ns
+            self.link_bytes = None
         self.asked[place] = now_ns
         self.asked_bytes += size
 
@@ -98,6 +106,7 @@ class _Source:
         gap_ns = now_ns - self.moved_ns
         self.asked_bytes -= size
         self.moved_ns = now_ns
+        self.link_bytes = None
         self.latency_ns = latency_ns if self.latency_ns is None else min(self.latency_ns, latency_ns)
         self.gap_ns = max(self.gap_ns * _GAP_KEPT, gap_ns)
         self.sample_bytes += size
@@ -105,6 +114,14 @@ class _Source:
         if self.sample_ns > _RATE_INTERVAL_NS:  # Exponential decay of older samples.
             self.sample_bytes /= 2
             self.sample_ns /= 2
+
+    def look(self, link_bytes: int, now_ns: int) -> None:
+        """Notes how many bytes its link has brought."""
+        if self.link_bytes is None:
+            self.link_bytes = link_bytes
+        elif link_bytes - self.link_bytes >= limits.STATE_HEARD_MIN_BYTES:
+            self.link_bytes = link_bytes
+            self.heard_ns = now_ns
 
     def owes_ns(self, size: int, now_ns: int) -> int:
         """Expected time until it has delivered `size` outstanding bytes; grows with the silence of a stuck source."""
@@ -342,16 +359,26 @@ class Swarm:
                     break
                 yield place
 
-    def check(self, now_ns: int) -> None:
-        """Drops sources that are silent for too long, finally the last one."""
+    def check(self, now_ns: int, link_bytes: Callable[[bytes], int] = lambda peer: 0) -> None:
+        """Drops sources that are silent for too long, finally the last one.
+
+        Args:
+            now_ns: the time.
+            link_bytes: the bytes that the link to a peer has brought so far. While they grow, a block may be on its
+                way, however slowly.
+        """
         if self.is_done:
             return
         complete = sum(source.is_complete for source in self._sources.values())
         # Of several, the one that is spared is the last to have delivered, or the best if none has.
         best_first = sorted(self._sources.values(), key=lambda source: source.moved_ns, reverse=True)
         for source in reversed(best_first):
-            is_spared = complete - source.is_complete == 0
-            if source.asked and now_ns - source.moved_ns >= _timeout_ns(is_spared):
+            is_last = complete - source.is_complete == 0
+            silent_ns = now_ns - source.moved_ns if source.asked else 0
+            if silent_ns >= _LOOK_NS and not is_last:
+                source.look(link_bytes(source.peer), now_ns)
+            is_heard = source.heard_ns > max(source.moved_ns, now_ns - limits.STATE_SOURCE_TIMEOUT_NS)
+            if source.asked and silent_ns >= _timeout_ns(is_last or is_heard):
                 self.drop(source.peer, "it has sent none of the requested blocks for too long")
                 complete -= source.is_complete
                 self._moved_ns = now_ns  # The others have not been asked for its blocks yet.
@@ -365,14 +392,15 @@ class Swarm:
         if self.is_done or not self._sources:
             return None
         owing = [source for source in self._sources.values() if source.asked]
-        deadlines = [source.moved_ns + limits.STATE_SOURCE_TIMEOUT_NS for source in owing]
+        waits_ns = (_LOOK_NS, limits.STATE_SOURCE_TIMEOUT_NS)
+        deadlines = [source.moved_ns + wait_ns for source in owing for wait_ns in waits_ns]
         if not owing and not self._checking:
             deadlines = [self._moved_ns + limits.STATE_STALL_TIMEOUT_NS]
         if owing and len(owing) < len(self._sources) and not self._waiting:
             deadlines.append(now_ns + limits.STATE_STEAL_INTERVAL_NS)
-        # A deadline in the past belongs to the last source, which is not dropped yet.
+        # A deadline in the past belongs to a source that is silent, but not dropped yet.
         return min((d if d > now_ns else now_ns + limits.SECOND for d in deadlines), default=None)
 
 
-def _timeout_ns(is_last: bool) -> int:
-    return limits.STATE_STALL_TIMEOUT_NS if is_last else limits.STATE_SOURCE_TIMEOUT_NS
+def _timeout_ns(is_spared: bool) -> int:
+    return limits.STATE_STALL_TIMEOUT_NS if is_spared else limits.STATE_SOURCE_TIMEOUT_NS

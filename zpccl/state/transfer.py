@@ -254,7 +254,7 @@ class StateTransfer:
         """Sends requests, announcements and blocks after all items were handled."""
         swarm = self._swarm
         if swarm is not None and not self._is_reported:
-            swarm.check(now_ns)
+            swarm.check(now_ns, self.mailbox.link_bytes)
             self._ask(swarm, now_ns)
             if self._on_moved is not None:
                 self._on_moved(swarm.bytes_done, swarm.bytes_expected)
