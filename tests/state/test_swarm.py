@@ -148,6 +148,15 @@ def test_many_sources_behind_one_slow_path(monkeypatch: pytest.MonkeyPatch, coun
     assert moved < 1.1 * 64 and took_ns < 1.1 * 64 * MIB / (mbit * 125_000) * SECOND
 
 
+def test_an_idle_source_is_asked_before_one_that_still_owes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first source would owe all that may be in flight, and the others would idle."""
+    monkeypatch.setattr(limits, "STATE_IN_FLIGHT_FIRST_BYTES", 2 * MIB)
+    swarm = make([A, B], count=8)
+    asks = swarm.ask(0)
+    assert deliver(swarm, B, asks[B][0], 4 * SECOND)
+    assert swarm.ask(4 * SECOND).keys() == {B}
+
+
 def test_a_long_fast_path_is_filled() -> None:
     """1 Gbit/s and a round trip of 100 ms: within 1.35 times the minimum time, including slow start."""
     rate = 125e6

@@ -290,8 +290,9 @@ class Swarm:
     def ask(self, now_ns: int) -> dict[bytes, list[Place]]:
         """The requests to send now, by source. They count as sent."""
         asks: dict[bytes, list[Place]] = {}
-        # Partial seeds first, to relieve the seeds.
-        turns = deque(sorted(self._sources.values(), key=lambda source: source.is_complete))
+        # Partial seeds first, to relieve the seeds; of each kind, those that owe least: if all together may owe little,
+        # none of them must idle while another one owes several blocks.
+        turns = deque(sorted(self._sources.values(), key=lambda source: (source.is_complete, source.asked_bytes)))
         while turns:
             source = turns.popleft()
             if self._take_turn(source, now_ns, asks):
