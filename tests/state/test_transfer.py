@@ -722,3 +722,12 @@ def test_messages_that_an_interrupt_left_are_released(monkeypatch: pytest.Monkey
     with pytest.raises(KeyboardInterrupt) as raised:
         transfer.run()
     assert raised.traceback and [message.is_released for message in left[1:]] == [True] * 4
+
+
+def test_a_peer_that_knows_no_list_yet_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All fetchers ask each other at the start, and a large state has 100,000 blocks."""
+    size = 3 * STATE_BLOCK_BYTES
+    contents = Contents({key: region(np.zeros(size, np.uint8), key) for key in "uv"}, DigestKind.BLAKE3)
+    contents.want({"u": bytes(32)})
+    monkeypatch.setattr(Contents, "_is_own", None)
+    assert list(contents.here()) == [(1, -1, 1), (1, 0, 3)]

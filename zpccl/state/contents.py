@@ -195,6 +195,8 @@ class Contents:
             is_whole = number not in self.wanted
             if count > 1 and (is_whole or number in self._lists):
                 yield number, LIST, 1
+            elif count > 1:  # No block is known to be right before the list has come.
+                continue
             first = 0
             for index in () if is_whole else range(count):
                 if (number, index) in self._staged or self._is_own((number, index)):
