@@ -120,7 +120,7 @@ class CopyPool:
         """Takes memory of `size` bytes: returned memory of exactly this size, or new memory."""
         with suppress(KeyError, IndexError):
             return self._free[size].pop()
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # The kernel has no huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
