@@ -57,6 +57,7 @@ class Joining:
     """A run whose members offer states, and a peer that joins it.
 
     Attributes:
+        progress: what its callback got.
         seen: set when the joiner has received some of the bytes.
         go_on: from then on, the joiner waits until this is set.
     """
@@ -64,10 +65,12 @@ class Joining:
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = run
         self.members = list(run.comms)
+        self.progress: list[zpccl.Progress] = []
         self.seen, self.go_on = threading.Event(), threading.Event()
         self.comm = zpccl.Communicator(run.master.address, name="joiner")
 
         def on_progress(progress: zpccl.Progress) -> None:
+            self.progress.append(progress)
             if progress.bytes_done > 0:
                 self.seen.set()
                 assert self.go_on.wait(60)
@@ -254,13 +257,16 @@ def test_the_highest_revision_is_fetched(joining: Joining) -> None:
 
 
 def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining) -> None:
-    """All members have the same contents of all other keys: these come from all members."""
+    """All members have the same contents of all other keys: these come from all members. The progress is that of all
+    keys."""
     joining.go_on.set()
     states, own = [state_of(7, revision=4, rng=number) for number in (1, 2)], state_of(1, rng=3)
     offers_of(joining, states)
     joining.admit(joining.connect(own))
     assert is_equal(own, states[0])
     assert array(own, "rng")[0] in (1, 2)
+    done = [progress.bytes_done for progress in joining.progress]
+    assert done == sorted(done) and done[-1] == COUNT + 2 * 40
 
 
 def test_a_prefetch_that_takes_too_long(joining: Joining) -> None:

@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -365,7 +366,8 @@ class Prefetch:
         kind: kind of the digests.
         deadline_ns: when it gives up, on the monotonic clock.
         engine: sends messages.
-        on_moved: called in the user's thread with the bytes that have arrived and the bytes known to differ.
+        on_moved: called in the user's thread with the bytes that have arrived, also of offers that have ended, and
+            those with the bytes that are known to be missing.
         lock: as in `Offers`.
     """
 
@@ -400,6 +402,7 @@ class Prefetch:
         self._lines = BoundedLog(logger, "LOG_LINES_MAX")
         self._is_stopped = False
         self._dropped: tuple[tuple[bytes, str], ...] = ()
+        self._moved_bytes = 0  # In all transfers: there is another one after that of the free keys, or for a new offer.
         self.revision: int | None = None  # The result of `run`, even if it is interrupted after everything was written.
         self.rx_bytes = 0
 
@@ -552,8 +555,9 @@ class Prefetch:
         self, sources: list[bytes], wanted: dict[str, bytes], may_differ: Container[str], revision: int | None = None
     ) -> bool:
         """Fetches these keys. False: the fetch failed. `revision`: set it on success, as these are the last keys."""
+        on_moved = partial(self._on_moved, self._moved_bytes)
         transfer = StateTransfer(
-            self._regions, self._post, self._report, self._kind, on_moved=self._on_moved, may_differ=may_differ
+            self._regions, self._post, self._report, self._kind, on_moved=on_moved, may_differ=may_differ
         )
         missing = {key: digest for key, digest in wanted.items() if transfer.digests[key] != digest}
         with self._lock:
@@ -590,9 +594,10 @@ class Prefetch:
         for peer in sorted(self._linked & (self._peers or set())):
             self._ask(peer)
 
-    def _on_moved(self, done: int, expected: int) -> None:
+    def _on_moved(self, before: int, done: int, expected: int) -> None:
+        self._moved_bytes = before + done
         if self._tell_moved is not None:
-            self._tell_moved(done, expected)
+            self._tell_moved(self._moved_bytes, before + expected)
         if time.monotonic_ns() >= self._deadline_ns:
             logger.warning("the prefetch of the members' state timed out; the next sync fetches it")
             self.stop()
