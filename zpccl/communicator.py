@@ -564,6 +564,7 @@ class Communicator(Collectives):
         Raises:
             InvalidArgument: the state cannot be offered.
             InvalidUsage: not connected.
+            InternalError: the system has no memory for the copies, or no thread. Then nothing is offered.
         """
         loop = self._admitted()
         if state is None:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from interpreter import without_collector
 
 from zpccl import limits
 from zpccl.engine.engine import Body, Engine
-from zpccl.errors import InvalidUsage
+from zpccl.errors import InternalError, InvalidUsage
 from zpccl.limits import MIB, SECOND
 from zpccl.state import offers as offers_module
 from zpccl.state.contents import Contents
@@ -34,7 +35,7 @@ from zpccl.state.offers import (
     Prefetch,
 )
 from zpccl.state.regions import region
-from zpccl.state.transfer import StateTransfer
+from zpccl.state.transfer import OFFER_ENDED, StateTransfer
 from zpccl.state.workers import wait_for_end
 from zpccl.types import DigestKind
 
@@ -72,6 +73,11 @@ def test_memory_of_copies_is_used_again() -> None:
     first.give_back()
     again, another, of_another_size = pool.take(first.nbytes), pool.take(first.nbytes), pool.take(5)
     assert [memory[:2] for memory in (again, another, of_another_size)] == [b"\x01\x01", bytes(2), bytes(2)]
+
+
+def test_there_is_no_memory_for_a_copy() -> None:
+    with pytest.raises(InternalError, match="memory for the copy"):
+        CopyPool().take(2**60)
 
 
 def test_memory_of_copies_may_have_huge_pages() -> None:
@@ -464,3 +470,37 @@ def test_malformed_messages_of_a_peer_that_comes_back_all_the_time_have_a_bound(
         offers.lose_link(A)
     assert len(caplog.records) == 8
     offers.close()
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+def test_advice_is_given_where_it_helps(net: Net, caplog: pytest.LogCaptureFixture, has_changed: bool) -> None:
+    offers = Offers(net, 6)
+    one = offer(offers, tensor(1))
+    offers.on_message(A, message(MessageKind.ASK, 0))
+    assert net.has_offer.wait(WAIT_S) and one._transfer is not None
+    one._transfer.has_changed = has_changed
+    one._report(1, "why")
+    assert one.error == "why" and ("before_write" in caplog.text) == has_changed
+    offers.close()
+
+
+def test_an_offer_for_which_there_is_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, net: Net, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no bug, and who asks hears that there is no offer."""
+    monkeypatch.setattr(offers_module, "StateTransfer", Mock(side_effect=InternalError("no descriptor")))
+    offers = Offers(net, 6)
+    one = offer(offers, tensor(1))
+    wait_for_end(one._thread, one._ended)
+    assert one.error == "no descriptor" and not one.is_open and "no descriptor" in caplog.text
+    assert "bug" not in caplog.text
+    offers.on_message(A, message(MessageKind.ASK, 0))
+    assert told(net, A) == [(MessageKind.TOLD, 0)]
+    offers.close()
+
+
+def test_the_end_of_an_offer_is_no_loss_of_a_link(net: Net) -> None:
+    own, transfer = prefetch(net, tensor(1)), Mock()
+    own._transfer = transfer
+    own.on_gone(A, 9)
+    transfer.lose_link.assert_called_once_with(A, OFFER_ENDED)

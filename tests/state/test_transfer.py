@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 import weakref
@@ -21,7 +22,7 @@ from zpccl.state import messages
 from zpccl.state.contents import Contents
 from zpccl.state.messages import BlockList, Have, Request, Want
 from zpccl.state.regions import HostRegion, region
-from zpccl.state.transfer import StateTransfer
+from zpccl.state.transfer import OFFER_ENDED, StateTransfer
 from zpccl.state.workers import Workers
 from zpccl.types import DigestKind
 
@@ -413,6 +414,22 @@ def test_the_death_of_a_holder_costs_only_what_it_owed() -> None:
     net.wait("c")
     net.end()
     assert net.holds_all("c") and net.sent["a"] <= COUNT and net.reports["c"][0][2] == {b"b": "the link to it was lost"}
+
+
+def test_a_source_whose_offer_ends_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net(a=1, b=1, c=0)
+
+    def end_after_the_first(sender: str, receiver: str) -> None:
+        if sender == "b":
+            net.transfers["c"].lose_link(b"b", OFFER_ENDED)
+
+    net.on_block, net.before_a = end_after_the_first, "b"
+    with caplog.at_level(logging.INFO, "zpccl.state"):
+        net.start(c="ab")
+        net.wait("c")
+        net.end()
+    assert net.holds_all("c") and net.reports["c"][0][2] == {b"b": OFFER_ENDED}
+    assert [record.levelno for record in caplog.records if OFFER_ENDED in record.message] == [logging.INFO]
 
 
 def test_a_source_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

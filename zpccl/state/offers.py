@@ -39,12 +39,12 @@ import numpy as np
 
 from zpccl import limits
 from zpccl.engine.engine import DIGEST_CHANNEL, FREE_CHANNEL, Body, Engine
-from zpccl.errors import InvalidArgument, InvalidUsage, public
+from zpccl.errors import InternalError, InvalidArgument, InvalidUsage, PCCLError, public
 from zpccl.observe.logs import BoundedLog
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
-from zpccl.state.transfer import StateTransfer
+from zpccl.state.transfer import OFFER_ENDED, StateTransfer
 from zpccl.state.workers import End, start_thread, wait_for_end
 from zpccl.types import DigestKind
 
@@ -118,10 +118,18 @@ class CopyPool:
         self._is_closed = False
 
     def take(self, size: int) -> mmap.mmap:
-        """Takes memory of `size` bytes: returned memory of exactly this size, or new memory."""
+        """Takes memory of `size` bytes: returned memory of exactly this size, or new memory.
+
+        Raises:
+            InternalError: the system has no such memory.
+        """
         with suppress(KeyError, IndexError):
             return self._free[size].pop()
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            text = f"the system has no {size:,} bytes of memory for the copy of a tensor: {error.strerror}"
+            raise InternalError(text) from error
         with suppress(OSError):  # The kernel has no huge pages.
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
@@ -205,7 +213,8 @@ class Offer:
 
     Attributes:
         revision: revision of the state.
-        error: why the offer has ended, if the offered memory was modified without `before_write`; else "".
+        error: why the offer has ended, if nobody has ended it: for example, the offered memory was modified without
+            `before_write`; else "".
     """
 
     def __init__(
@@ -242,7 +251,7 @@ class Offer:
 
     @property
     def is_open(self) -> bool:
-        """True until the offer is withdrawn or replaced, or its memory is modified without `before_write`."""
+        """True until the offer is withdrawn or replaced, or has ended for the reason in `error`."""
         return not self._is_over
 
     @public
@@ -257,6 +266,7 @@ class Offer:
 
         Raises:
             InvalidArgument: the offer has no tensor of that name.
+            InternalError: there is no memory for a copy. Withdraw the offer before you write the tensors.
         """
         if isinstance(names, str):
             names = [names]
@@ -304,7 +314,10 @@ class Offer:
             for peer in askers:
                 _say(engine, peer, MessageKind.TOLD, self.number, self._catalog)
             transfer.run()
-        except Exception:
+        except PCCLError as error:
+            self._report(self.number, error.message)
+        except Exception as error:
+            self.error = repr(error)
             logger.exception("an offer of state failed; this is a bug in zpccl")
         finally:
             try:
@@ -316,9 +329,12 @@ class Offer:
                 self._transfer = None  # Only now: a signal handler in the midst of end() may end the offer once more.
                 self._ended.set()
 
-    def _report(self, attempt_id: int, error: str, fault: bytes | None, dropped: Sequence[tuple[bytes, str]]) -> None:
+    def _report(
+        self, attempt_id: int, error: str, fault: bytes | None = None, dropped: Sequence[tuple[bytes, str]] = ()
+    ) -> None:
         self.error = error
-        logger.error("the offer of revision %d is withdrawn: %s; call before_write() first", self.revision, error)
+        advice = "; call before_write() first" if self._transfer is not None and self._transfer.has_changed else ""
+        logger.error("the offer of revision %d is withdrawn: %s%s", self.revision, error, advice)
         self.end()
 
     # --- For the loop -----------------------------------------------------------------------------------------------
@@ -427,7 +443,9 @@ class Prefetch:
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is lost."""
-        self._forget(peer)
+        transfer = self._forget(peer)
+        if transfer is not None:
+            transfer.lose_link(peer)
         with self._lock:
             self._linked.discard(peer)
 
@@ -460,18 +478,19 @@ class Prefetch:
             told, _ = self._told.get(peer, (0, None))  # 0: nothing yet, or no offer.
             is_news = told in (0, number) or self._numbers.get(peer) == number
         if is_news:
-            self._forget(peer)
+            transfer = self._forget(peer)
+            if transfer is not None:
+                transfer.lose_link(peer, OFFER_ENDED)
             with self._lock:
                 self._ask(peer)
 
-    def _forget(self, peer: bytes) -> None:
+    def _forget(self, peer: bytes) -> StateTransfer | None:
+        """Forgets what a peer offers. Returns the transfer that may have asked it for blocks."""
         with self._lock:
             self._told.pop(peer, None)
             self._numbers.pop(peer, None)
-            transfer = self._transfer
             self._changed.notify_all()
-        if transfer is not None:
-            transfer.lose_link(peer)
+            return self._transfer
 
     def stop(self) -> None:
         """Makes `run` return soon."""

@@ -50,6 +50,9 @@ from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
 
+OFFER_ENDED = "its offer has ended"
+"""Reason for dropping a source that has done nothing wrong."""
+
 _INLINE_BYTES = 64 * limits.KIB
 """Shorter messages are verified at once, which is faster than passing them to a worker."""
 
@@ -74,6 +77,7 @@ class _Start:
 @dataclass(frozen=True)
 class _LinkLost:
     peer: bytes
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class StateTransfer:
         digests: the digest of each tensor, computed by the constructor.
         own_id: id of this peer.
         mailbox: takes the messages of the channel.
+        has_changed: True once a tensor was found to be modified since it was digested.
         is_written: True once the sync was committed and the tensors hold the elected contents.
         tx_bytes, rx_bytes: bytes sent and received.
     """
@@ -140,7 +145,7 @@ class StateTransfer:
         self._plan: _Start | None = None
         self._swarm: Swarm | None = None
         self._is_reported = False
-        self._has_changed = False  # A tensor was modified since it was digested.
+        self.has_changed = False
         self._logged = 0  # Number of dropped sources that were logged.
         self._followers: set[bytes] = set()  # Fetchers that have sent Want.
         self._news: list[Place] = []  # Blocks not announced to them yet.
@@ -185,9 +190,9 @@ class StateTransfer:
         """
         self.mailbox.put(_Start(attempt_id, sources, partial_seeds, fetch, begin, engine))
 
-    def lose_link(self, peer: bytes) -> None:
-        """The link to another peer is lost: its outstanding blocks will not come."""
-        self.mailbox.put(_LinkLost(peer))
+    def lose_link(self, peer: bytes, reason: str = "the link to it was lost") -> None:
+        """Another peer can no longer be reached, for this reason: its outstanding blocks will not come."""
+        self.mailbox.put(_LinkLost(peer, reason))
 
     def end(self, commit: bool) -> None:
         """The sync is over: `run()` returns, after writing the fetched blocks if `commit`."""
@@ -247,7 +252,7 @@ class StateTransfer:
             else:
                 self._server.lose_link(item.peer)
                 self._followers.discard(item.peer)
-                self._drop(item.peer, "the link to it was lost")
+                self._drop(item.peer, item.reason)
         return None
 
     def _go_on(self, now_ns: int) -> None:
@@ -350,7 +355,8 @@ class StateTransfer:
 
     def _log_dropped(self, swarm: Swarm) -> None:
         for peer, reason in list(swarm.dropped.items())[self._logged :]:
-            logger.warning("no longer requesting state from peer %s: %s", peer.hex(), reason)
+            level = logging.INFO if reason == OFFER_ENDED else logging.WARNING
+            logger.log(level, "no longer requesting state from peer %s: %s", peer.hex(), reason)
             self._logged += 1
 
     def _on_list(self, peer: bytes, message: BlockList) -> None:
@@ -451,9 +457,9 @@ class StateTransfer:
         assert self._plan is not None
         self._server.on_served(result, time.monotonic_ns())
         if isinstance(result.error, MemoryChanged):
-            if self._has_changed:
+            if self.has_changed:
                 return
-            self._has_changed = True
+            self.has_changed = True
             self._report(self._plan.attempt_id, result.error.message, self.own_id, ())
         elif result.error is not None:
             self._fail(f"state cannot be sent: {result.error!r}")
