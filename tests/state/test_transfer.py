@@ -586,17 +586,18 @@ def test_ctrl_c_ends_the_workers_before_it_goes_on() -> None:
     assert ended and not [thread for thread in threading.enumerate() if thread.name == "zpccl-state"]
 
 
-def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: it comes while fetched blocks are being written; the write then runs to its end."""
+@pytest.mark.parametrize("place", [(HostRegion, "write"), (Workers, "close")])
+def test_ctrl_c_does_not_leave_a_mixture(monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]) -> None:
+    """S5: it comes when the sync is committed: the fetched blocks are nevertheless written, all of them."""
     net = Net(a=1, c=0)
-    write, interrupts = HostRegion.write, [KeyboardInterrupt]
+    original, interrupts = getattr(*place), [KeyboardInterrupt]
 
-    def interrupted(memory: HostRegion, offset: int, data: Any) -> None:
-        if interrupts:
+    def interrupted(*arguments: Any) -> None:
+        if interrupts and (place[0] is HostRegion or arguments[0] is net.transfers["c"]._workers):
             raise interrupts.pop()
-        write(memory, offset, data)
+        original(*arguments)
 
-    monkeypatch.setattr(HostRegion, "write", interrupted)
+    monkeypatch.setattr(*place, interrupted)
     raised: list[BaseException] = []
     run = net.transfers["c"].run
 

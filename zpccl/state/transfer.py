@@ -210,7 +210,6 @@ class StateTransfer:
                 end = self._handle_all(items)
                 if end is None:
                     self._go_on(time.monotonic_ns())
-            self._workers.close()
             if end.commit:
                 self._write()
         finally:
@@ -269,9 +268,10 @@ class StateTransfer:
         self._serve_again_ns = self._server.pump(now_ns)
 
     def _write(self) -> None:
-        """Writes the fetched blocks completely, even if a signal comes meanwhile."""
+        """Writes the fetched blocks completely, even if a signal comes meanwhile: the others have written theirs."""
 
         def write() -> None:
+            self._workers.close()  # First: they may still read the tensors to serve them.
             self._contents.write()
             self.is_written = True
 
