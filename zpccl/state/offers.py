@@ -420,7 +420,6 @@ class Prefetch:
         self._dropped: tuple[tuple[bytes, str], ...] = ()
         self._moved_bytes = 0  # In all transfers: there is another one after that of the free keys, or for a new offer.
         self.revision: int | None = None  # The result of `run`, even if it is interrupted after everything was written.
-        self.rx_bytes = 0
 
     # --- For the loop -----------------------------------------------------------------------------------------------
 
@@ -598,7 +597,6 @@ class Prefetch:
             _close(self._engine, numbers)
             with self._lock:
                 self._transfer = None
-        self.rx_bytes += transfer.rx_bytes
         if not transfer.is_written:
             with self._lock:
                 self._useless.update(dict(self._dropped).keys() & self._numbers.keys())
@@ -745,14 +743,10 @@ class Offers:
 
     # --- For the loop -----------------------------------------------------------------------------------------------
 
-    def _both(self) -> tuple[Offer | None, Prefetch | None]:
-        with self._lock:
-            return self._offer, self._prefetch
-
     def on_message(self, peer: bytes, body: Body) -> None:
         """Handles a message on the channel."""
         catalog: Catalog | None = None
-        _, prefetch = self._both()
+        prefetch = self._prefetch
         try:
             data = body.read()
             kind, number = _HEAD.unpack_from(data)
@@ -788,20 +782,20 @@ class Offers:
 
     def on_peers(self, peers: Iterable[bytes]) -> None:
         """Sets the peers that may offer something."""
-        _, prefetch = self._both()
+        prefetch = self._prefetch
         if prefetch is not None:
             prefetch.on_peers(peers)
 
     def on_link_up(self, peer: bytes) -> None:
         """The link to another peer is up."""
-        _, prefetch = self._both()
+        prefetch = self._prefetch
         if prefetch is not None:
             prefetch.on_link_up(peer)
 
     def lose_link(self, peer: bytes, *, is_gone: bool = False) -> None:
         """The link to another peer is lost, or (`is_gone`) the peer has left the run."""
         self._malformed.discard(peer)
-        offer, prefetch = self._both()
+        offer, prefetch = self._offer, self._prefetch
         if offer is not None:
             offer.lose_link(peer)
         if prefetch is not None and is_gone:

@@ -182,10 +182,6 @@ class Swarm:
         """True if something is missing and no source is left."""
         return bool(self._open) and not self._sources
 
-    def is_source(self, peer: bytes) -> bool:
-        """True for a source that is not dropped."""
-        return peer in self._sources
-
     def add(self, places: Iterable[tuple[Place, int]]) -> None:
         """Adds blocks and lists to fetch, with their sizes. Each may be added once."""
         added = list(places)
