@@ -52,8 +52,9 @@ class Bench:
         self.room: dict[bytes, int] = {}
         self.gone: set[bytes] = set()
         self.local: set[bytes] = set()
+        contents: Any = self.contents
         self.server = Server(
-            self.contents, self.post, self.local.__contains__, self.jobs.append, self.results.append, bucket, jobs_max
+            contents, self.post, self.local.__contains__, self.jobs.append, self.results.append, bucket, jobs_max
         )
 
     def post(self, peer: bytes, head: Any, body: Any) -> bool:

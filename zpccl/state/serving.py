@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zpccl import limits
 from zpccl.errors import PCCLError
@@ -23,6 +23,9 @@ from zpccl.state.messages import BLOCKS_PER_MESSAGE_MAX, BlockList, blocks_head
 from zpccl.state.messages import encode as encode_message
 from zpccl.state.swarm import LIST, Place
 from zpccl.state.workers import Job
+
+if TYPE_CHECKING:
+    from zpccl.state.contents import Contents
 
 Post: TypeAlias = Callable[[bytes, Any, Any], bool]
 """Posts (peer, head, body). False: the queue is full, on_writable() follows; OSError: the link is lost or the sync
@@ -66,23 +69,6 @@ class TokenBucket:
         self._filled_ns = now_ns
 
 
-class ServableBlocks(Protocol):
-    """The served contents. Worker threads call it."""
-
-    def size_of(self, place: Place) -> int:
-        """Size of a block or list in bytes."""
-
-    def list_of(self, key: int) -> bytes | None:
-        """The concatenated digests of all blocks of a key; None if this peer does not know them."""
-
-    def block_of(self, place: Place) -> tuple[memoryview, int] | None:
-        """A verified block and its element size; None if this peer does not have it.
-
-        Raises:
-            MemoryChanged: its digest is not the offered one.
-        """
-
-
 @dataclass(frozen=True)
 class Served:
     """The result of a job.
@@ -124,7 +110,7 @@ class Server:
     """Serves the fetchers of one state.
 
     Args:
-        contents: the served contents.
+        contents: the served contents. Worker threads read them.
         post: sends messages.
         is_local: True if a fetcher is on this host.
         submit: queues a job for a worker.
@@ -135,7 +121,7 @@ class Server:
 
     def __init__(
         self,
-        contents: ServableBlocks,
+        contents: Contents,
         post: Post,
         is_local: Callable[[bytes], bool],
         submit: Callable[[Job], None],
