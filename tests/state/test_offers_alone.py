@@ -449,6 +449,25 @@ def test_a_catalog_is_not_decoded_where_nothing_is_fetched_ahead(monkeypatch: py
     offers.close()
 
 
+def test_who_is_not_asked_tells_nothing(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+    """A pending peer, so in a run without a secret anybody, could tell of the highest revision."""
+    array = tensor(1)
+    offers = Offers(net, 6)
+    offer(offers, array, 2**40)
+    offers.on_message(A, message(MessageKind.ASK, 0))
+    assert net.has_offer.wait(WAIT_S)
+    ((number, catalog),) = ((number, rest) for _, kind, number, rest in net.posted if kind is MessageKind.TOLD)
+    offers.close()
+    own = offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
+    offers.on_peers((A,))
+    for peer in (A, B):
+        offers.on_link_up(peer)
+    monkeypatch.setattr(offers_module, "_decoder", None)  # Catalogs are long.
+    offers.on_message(B, message(MessageKind.TOLD, number, catalog))
+    offers.on_message(A, message(MessageKind.TOLD, 0))
+    assert own.run() is None
+
+
 def test_malformed_messages_are_logged_once_a_sender(net: Net, caplog: pytest.LogCaptureFixture) -> None:
     """B2: the log does not grow with what a hostile peer sends."""
     offers = Offers(net, 6)

@@ -456,6 +456,11 @@ class Prefetch:
                 self._peers.discard(peer)
             self._changed.notify_all()
 
+    def asks(self, peer: bytes) -> bool:
+        """True for a member. What others tell counts for nothing."""
+        with self._lock:
+            return self._peers is not None and peer in self._peers
+
     def on_told(self, peer: bytes, number: int, catalog: Catalog | None) -> None:
         """A member has sent the catalog of its offer; None: it offers nothing."""
         with self._lock:
@@ -747,6 +752,8 @@ class Offers:
         """Handles a message on the channel."""
         catalog: Catalog | None = None
         prefetch = self._prefetch
+        if prefetch is not None and not prefetch.asks(peer):
+            prefetch = None
         try:
             data = body.read()
             kind, number = _HEAD.unpack_from(data)
