@@ -14,7 +14,7 @@ from fake_device import FakeDevice
 import zpccl
 from zpccl import arguments, limits
 from zpccl.engine.devices import CudaDevice
-from zpccl.engine.tensors import new_tensor
+from zpccl.engine.tensors import new_tensor, view
 from zpccl.protocol.paths import Paths
 from zpccl.state import regions
 from zpccl.types import DataType, QuantizationOptions, ReduceOp
@@ -477,6 +477,15 @@ def test_a_tensor_may_move() -> None:
     old = info.region()
     tensor.data = torch.zeros(12)
     assert not any(info.region().read(0, 48)) and bytes(old.read(0, 48)) == torch.ones(12).numpy().tobytes()
+
+
+@pytest.mark.parametrize("datatype", [None, DataType.BFLOAT16])
+def test_a_tensor_may_get_other_memory_during_a_call(datatype: DataType | None) -> None:
+    """S4: otherwise the engine would write to memory that was freed."""
+    tensor = torch.ones(1000, dtype=torch.float32 if datatype is None else torch.uint16)
+    found = view(tensor, "send", writable=True, datatype=datatype)
+    tensor.data = torch.zeros(1, dtype=tensor.dtype)
+    assert found.owner.data_ptr() == found.address
 
 
 def test_kinds_must_not_be_mixed_up() -> None:

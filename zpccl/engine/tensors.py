@@ -103,7 +103,7 @@ def view(
     if datatype is None or datatype == found.datatype:
         return found
     if (datatype, found.datatype) == (DataType.BFLOAT16, DataType.UINT16):
-        return TensorView(tensor, found.address, found.count, DataType.BFLOAT16)
+        return TensorView(found.owner, found.address, found.count, DataType.BFLOAT16)
     other = "send has" if like is not None else "its descriptor says"
     raise InvalidArgument(f"{name} has elements of {found.datatype.name}, but {other} {datatype.name}")
 
@@ -160,7 +160,8 @@ def _view_torch(tensor: Any, name: str, reads: bool) -> TensorView:
     datatype = check_torch(tensor, name)
     if is_on_gpu(tensor):
         return _staged(tensor, datatype, reads=reads)
-    return TensorView(tensor, tensor.data_ptr(), tensor.numel(), datatype)
+    # The tensor may get other memory meanwhile; an alias keeps the present memory alive.
+    return TensorView(tensor.detach(), tensor.data_ptr(), tensor.numel(), datatype)
 
 
 def _staged(tensor: Any, datatype: DataType, *, reads: bool) -> TensorView:

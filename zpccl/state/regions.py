@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from zpccl.engine.devices import Device, Staging, Wait, device_of
-from zpccl.engine.tensors import TensorView, check_torch, is_on_gpu, is_torch_tensor, view
+from zpccl.engine.tensors import TensorView, check_torch, is_on_gpu, view
 from zpccl.errors import InvalidArgument
 from zpccl.limits import STATE_STAGING_BYTES
 from zpccl.types import DataType
@@ -74,8 +74,7 @@ class HostRegion(Region):
 
     def __init__(self, memory: TensorView, name: str) -> None:
         super().__init__(name, memory.datatype, memory.count)
-        # A torch tensor may get other memory meanwhile; an alias keeps the present memory alive.
-        self._owner = memory.owner.detach() if is_torch_tensor(memory.owner) else memory.owner
+        self._owner = memory.owner
         self._address = memory.address
         self._memory: memoryview = _memory_at(memory.address, self.nbytes, _WRITABLE)
 
