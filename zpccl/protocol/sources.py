@@ -8,7 +8,7 @@ fetches from partial seeds that reach one, directly or through other partial see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -81,7 +81,7 @@ def find_sources(
 
 
 def left_out(
-    fetchers: Collection[WhoT], done: Collection[WhoT], suppliers: Callable[[WhoT], Collection[WhoT]]
+    fetchers: Collection[WhoT], done: Collection[WhoT], suppliers: Callable[[WhoT], Iterable[WhoT]]
 ) -> set[WhoT]:
     """The fetchers that cannot get everything from peers that are done, neither directly nor through other fetchers.
 
