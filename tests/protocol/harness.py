@@ -1,12 +1,13 @@
 """Benches for the machines: feed events, check the invariants after every step, and collect what the machines send.
 
-Peers have one-letter names; `pid("a")` is the id of peer a. Nothing here knows the right answer.
+Peers have one-letter names, so that "ab" names a and b; longer names stand in a list. `pid("a")` is the id of peer a.
+Nothing here knows the right answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
 
@@ -271,22 +272,22 @@ class MasterBench:
             assert self.now_ns - begun_ns <= most_ns
         return self.now_ns - begun_ns
 
-    def register(self, *names: str, group: int = 0) -> None:
+    def register(self, names: Iterable[str], group: int = 0) -> None:
         """Peers register."""
         for name in names:
             self.groups[name] = group
             self.hello(name)
 
-    def link(self, *names: str) -> None:
+    def link(self, names: Collection[str]) -> None:
         """Each of these peers reports links to the others of them, and no other links."""
         for name in names:
             self.say(name, Linked(pids(other for other in names if other != name)))
 
-    def members(self, *names: str, group: int = 0) -> None:
+    def members(self, names: Iterable[str], group: int = 0) -> None:
         """Peers register, and all are admitted and linked. Call it for one group after the other."""
         there = [peer.name for peer in self.machine.registry.order]
-        self.register(*names, group=group)
-        self.link(*[n for n in there if self.groups[n] == group], *names)
+        self.register(names, group)
+        self.link([*(n for n in there if self.groups[n] == group), *names])
         for name in [peer.name for peer in self.machine.registry.order]:
             self.vote(name, UPDATE, 900 + len(there))
         assert [peer.name for peer in self.machine.registry.order] == [*there, *names]
@@ -384,10 +385,10 @@ class MasterBench:
         }
 
 
-def bench_of(*names: str, copies: int = 1) -> MasterBench:
+def bench_of(names: Iterable[str], copies: int = 1, **options: Any) -> MasterBench:
     """A master with these members, all linked."""
-    bench = MasterBench(copies=copies)
-    bench.members(*names)
+    bench = MasterBench(MasterOptions(**options), copies)
+    bench.members(names)
     return bench
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,7 +40,7 @@ class Standby(MasterBench):
         promise = None if promised is None else Promise(promised, b"some other one..")
         return self.say(name, replace(report, hello=self.promising(hello, promise)))
 
-    def see(self, *names: str) -> None:
+    def see(self, names: Iterable[str]) -> None:
         """Members acknowledge the present list."""
         for name in names:
             self.say(name, Acknowledgement(self.machine.registry.epoch))
@@ -51,10 +52,10 @@ class Standby(MasterBench):
         self.tick(limits.RECOVERY_GRACE_NS)
         for name in names[1:]:
             self.hello(name, **TWO)
-        self.link(*names)
+        self.link(names)
         if len(names) > 1:
             self.vote(names[0], UPDATE, 900)
-            self.see(*names)
+            self.see(names)
         assert self.names() == names
         assert self.machine.registry.is_committed
 

@@ -38,6 +38,7 @@ from .harness import (
     UPDATE,
     MasterBench,
     PeerBench,
+    bench_of,
     member_list,
     neighbour,
     offer,
@@ -67,7 +68,7 @@ class Bench(MasterBench):
 
     def __init__(self, names: str = "ab", specs: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.members(*names)
+        self.members(names)
         for name in names:
             self.begin(name, 1, (specs or {}).get(name, spec()))
         for name in names:
@@ -228,9 +229,8 @@ def test_results_that_differ_after_a_loss_are_computed_again() -> None:
 @pytest.mark.parametrize("attempt_id", [FIRST_ATTEMPT, 999], ids=["of another group", "of the future"])
 def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -> None:
     """S3, B2: no message of one group's members touches an attempt of another group."""
-    bench = MasterBench()
-    bench.members("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     for name in "ab":
         bench.begin(name, 1)
     votes = Votes(0, (Vote(1, spec(), 99),))
@@ -248,8 +248,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
 def test_a_false_attempt_that_is_issued_meanwhile_leaves_no_deadline() -> None:
     """B2: x and y lie. Their call waits for links, and then for their reports on this attempt, which never come. A
     deadline in the past would keep the master busy."""
-    bench = MasterBench()
-    bench.members("x", "y")
+    bench = bench_of("xy")
     for name in "xy":
         bench.say(name, Linked(()))
     for name in "xy":
@@ -328,7 +327,7 @@ def test_calls_that_are_over_are_decided_before_others_join(dies: bool) -> None:
     """
     bench = Bench("abc" if dies else "ab")
     bench.register("d")
-    bench.link(*bench.names(), "d")
+    bench.link(bench.names() + "d")
     if dies:
         bench.disconnect("c")
     for name in "ab":
@@ -421,8 +420,7 @@ def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
 def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: the master drops the oldest plan ahead, and its callers get a plan."""
     monkeypatch.setattr(limits, "PLANS_AHEAD_MAX", 3)
-    bench = MasterBench()
-    bench.members("a", "b")
+    bench = bench_of("ab")
     for tag in range(5):
         for name in "ab":
             bench.begin(name, tag, spec(tag))
@@ -437,7 +435,7 @@ def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
     bench = TakeOver()
     bench.report("a")
     bench.report("b")
-    bench.link("a", "b")
+    bench.link("ab")
     votes = Votes(0, (Vote(3, spec(), 77),))
     bench.say("a", votes)
     assert bench.say("b", votes) == [] == bench.finish("a", 3, 77, count=4)
@@ -692,7 +690,7 @@ def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> No
     bench = TakeOver()
     for name in "abcd":
         bench.report(name, "abcd", waits=name == "d")
-    bench.link(*"abcd")
+    bench.link("abcd")
     for name in "abcd":
         bench.say(name, Votes(0, (Vote(3, spec(), 77),)))
     for name in "abcd":

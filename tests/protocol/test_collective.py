@@ -45,7 +45,7 @@ def aborted(call_id: int, reason: str, *blamed: str, attempt_id: int = FIRST_ATT
 
 def test_from_votes_to_commit() -> None:
     """S1, S3: golden."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     assert bench.begin("a", 1) == []
     assert bench.begin("b", 5) == [("a1", plan_of(0, calls=(1, 5))), ("b1", plan_of(0, calls=(1, 5)))]
     assert bench.finish("a", 1) == []
@@ -54,7 +54,7 @@ def test_from_votes_to_commit() -> None:
 
 
 def test_the_ring_is_in_order_of_admission() -> None:
-    bench = bench_of("c", "a", "b")
+    bench = bench_of("cab")
     for name in "ab":
         bench.begin(name, 1)
     sent = bench.begin("c", 1)
@@ -62,7 +62,7 @@ def test_the_ring_is_in_order_of_admission() -> None:
 
 
 def test_many_tags_in_any_order() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, spec(10), spec(20), spec(30))
     assert bench.begin("b", 1, spec(30)) == [
         ("a1", plan_of(0, FIRST_ATTEMPT, calls=(3, 1))),
@@ -76,7 +76,7 @@ def test_many_tags_in_any_order() -> None:
 
 
 def test_a_tag_is_free_again_after_its_decision() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for round_number in range(1, 4):
         for name in "ab":
             bench.begin(name, round_number)
@@ -87,8 +87,8 @@ def test_a_tag_is_free_again_after_its_decision() -> None:
 
 def test_groups_are_independent() -> None:
     """The same tag in two groups means two collectives. A failure in one does not touch the other."""
-    bench = bench_of("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     for name in "axby":
         bench.begin(name, 1, spec(count=8 if name in "ab" else 9))
     assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
@@ -103,7 +103,7 @@ def test_groups_are_independent() -> None:
 
 def test_joiners_do_not_delay_collectives() -> None:
     """S6: joiners come, link, unlink, send nonsense, and die."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     bench.register("j")
     bench.begin("b", 1)
@@ -147,7 +147,7 @@ def test_alone_in_its_group_though_not_in_the_run() -> None:
     ],
 )
 def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple[str, ...]) -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1, spec(3))
     bench.begin("b", 2, spec(3, **changes))
     field = next(iter(changes))
@@ -162,9 +162,8 @@ def test_a_mismatch_names_field_and_peers(changes: dict[str, Any], values: tuple
 
 def test_a_mismatch_of_many_can_be_read() -> None:
     """L1: if the reason were too long for its message, every voter would wait on. The bench decodes all messages."""
-    bench = MasterBench()
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
-    bench.members(*names)
+    bench = bench_of(names)
     for number, name in enumerate(names):
         bench.begin(name, 1, spec(count=number + 1))
     for name in names:
@@ -176,9 +175,8 @@ def test_a_mismatch_of_many_can_be_read() -> None:
 
 
 def test_of_many_who_give_one_value_some_are_named() -> None:
-    bench = MasterBench()
     names = [f"{number:02}-trainer" for number in range(40)]
-    bench.members(*names)
+    bench = bench_of(names)
     for name in names:
         bench.begin(name, 1, spec(count=9 if name == names[-1] else 8))
     answer = bench.verdict(names[0], 1)
@@ -188,9 +186,8 @@ def test_of_many_who_give_one_value_some_are_named() -> None:
 
 
 def test_missing_links_of_many_can_be_told() -> None:
-    bench = MasterBench()
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
-    bench.members(*names)
+    bench = bench_of(names)
     for name in names:
         bench.say(name, Linked(()))
         bench.begin(name, 1)
@@ -201,7 +198,7 @@ def test_missing_links_of_many_can_be_told() -> None:
 
 def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
     """When a voter is lost, the master forgets its spec too."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("c", 1, spec(count=9))
     bench.lose("c")
     bench.begin("a", 1)
@@ -210,7 +207,7 @@ def test_an_old_reason_of_a_lost_voter_does_not_count() -> None:
 
 @pytest.mark.parametrize("is_running", [False, True])
 def test_one_tag_for_two_calls_of_a_peer(is_running: bool) -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     if is_running:
         bench.begin("b", 1)
@@ -227,7 +224,7 @@ def test_one_tag_for_two_calls_of_a_peer(is_running: bool) -> None:
 
 def test_a_refused_second_call_leaves_no_empty_vote() -> None:
     """The next vote at that tag begins as if nothing had happened."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.begin(name, 1)
     bench.begin("a", 2)
@@ -244,7 +241,7 @@ def test_a_refused_second_call_leaves_no_empty_vote() -> None:
 
 def test_a_plan_waits_for_links() -> None:
     """L2."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", Linked(()))
     bench.begin("a", 1)
     assert bench.begin("b", 1) == []
@@ -255,7 +252,7 @@ def test_a_plan_waits_for_links() -> None:
 
 def test_a_ring_goes_around_a_link_that_is_down() -> None:
     """L2: at once, and nobody is removed."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ab")
     for name in "abcd":
         bench.begin(name, 1)
@@ -268,7 +265,7 @@ def test_a_ring_goes_around_a_link_that_is_down() -> None:
 
 def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
     """L2: a plan waits for a link only if no ring avoids it."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ab", "ac")
     for name in "abcd":
         bench.begin(name, 1, spec(**RING_ONLY))
@@ -283,7 +280,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
 @pytest.mark.parametrize("copies", [1, 2])
 def test_links_are_not_waited_for_without_end(copies: int) -> None:
     """L1, L2: the member that is cut off is removed, and the others go on."""
-    bench = bench_of("a", "b", "c", copies=copies)
+    bench = bench_of("abc", copies=copies)
     bench.say("a", Linked(pids("c")))
     bench.say("c", Linked(pids("a")))
     for name in "abc":
@@ -300,7 +297,7 @@ def test_links_are_not_waited_for_without_end(copies: int) -> None:
 
 def test_no_ring_is_needed_for_an_all_reduce() -> None:
     """L2: two pairs can never connect, and three peers have one link each. Trees connect all, and nobody is removed."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     for name in "abcd":
         bench.begin(name, 1)
@@ -311,7 +308,7 @@ def test_no_ring_is_needed_for_an_all_reduce() -> None:
 
 def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() -> None:
     """L2: this ends when the link has failed so often that it counts as down. Then the member behind it is removed."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ac")
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, tries + 1):
@@ -326,7 +323,7 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
 
 def test_nobody_is_removed_for_links_while_all_are_away() -> None:
     """L3: a plan waits for a link when the network of all breaks."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     unlink(bench, "ab")
     for name in "ab":
         bench.begin(name, 1)
@@ -337,7 +334,7 @@ def test_nobody_is_removed_for_links_while_all_are_away() -> None:
 
 def test_nobody_is_removed_for_links_just_after_all_were_away() -> None:
     """L3: the plan has waited 10 s by then, but no link could come up."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     unlink(bench, "ab")
     for name in "ab":
         bench.begin(name, 1)
@@ -355,7 +352,7 @@ def test_nobody_is_removed_for_links_just_after_all_were_away() -> None:
 @pytest.mark.parametrize("away", ["ab", "b"])
 def test_outages_that_break_one_attempt_after_the_other_remove_nobody(away: str) -> None:
     """L2: two peers, all of whose links are open again. All connections of both, or of one, were reset."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for call in (1, 2):
         for name in "ab":
             bench.begin(name, call)
@@ -368,7 +365,7 @@ def test_outages_that_break_one_attempt_after_the_other_remove_nobody(away: str)
         for name, other in ("ab", "ba"):
             bench.say(name, Linked(()))
             bench.finish(name, call, call, ok=False, digest=0, fault=pid(other), reason="link broke")
-        bench.link("a", "b")
+        bench.link("ab")
     for name in "ab":
         bench.begin(name, 3)
     assert bench.machine.operations.running and not bench.machine.operations.pending
@@ -376,14 +373,14 @@ def test_outages_that_break_one_attempt_after_the_other_remove_nobody(away: str)
 
 def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
     """L2: two peers, after a minute of a large tensor. The link is back when they call again."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.begin(name, 1)
     bench.tick(60 * limits.SECOND)
     for name, other in ("ab", "ba"):
         bench.finish(name, 1, ok=False, digest=0, fault=pid(other), reason="link broke")
     unlink(bench, "ab")
-    bench.link("a", "b")
+    bench.link("ab")
     for name in "ab":
         bench.begin(name, 2)
     assert bench.machine.operations.running and not bench.machine.operations.pending
@@ -392,7 +389,7 @@ def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None
 @pytest.mark.parametrize("kind", ["BROADCAST", "ALL_GATHER", "REDUCE_SCATTER"])
 def test_trees_take_the_place_of_a_ring(kind: str) -> None:
     """L2: if links connect all, other peers forward the data of any collective. The owners are the roots."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     for name in "dcab":
         bench.begin(name, 1, spec(kind=CollectiveKind[kind], is_root=kind == "BROADCAST" and name == "c"))
@@ -407,7 +404,7 @@ def test_trees_take_the_place_of_a_ring(kind: str) -> None:
 
 def test_more_trees_than_a_plan_can_name_are_none() -> None:
     """B1, L1: an all-gather needs a tree for each peer."""
-    bench, letters = bench_of(*"abcdefghi"), "abcdefghi"
+    bench, letters = bench_of("abcdefghi"), "abcdefghi"
     unlink(bench, *(one + other for one, other in itertools.combinations(letters[1:], 2)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LANE_PARENTS_MAX", 9 * 9 - 1)
@@ -419,7 +416,7 @@ def test_more_trees_than_a_plan_can_name_are_none() -> None:
 
 def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
     """L1, L2: nobody is removed for it, and all-reduces go on."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     for name in "abcd":
         bench.begin(name, 1, spec(**(RING_ONLY | {"kind": CollectiveKind.REDUCE_SCATTER})))
@@ -436,7 +433,7 @@ def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
 
 def test_an_unknown_kind_that_links_do_not_allow_is_refused() -> None:
     """L1: the members of a group may send any kind. The master goes on, for other groups too."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     for name in "abcd":
         bench.begin(name, 1, spec(**(RING_ONLY | {"kind": 200})))
@@ -447,7 +444,7 @@ def test_an_unknown_kind_that_links_do_not_allow_is_refused() -> None:
 
 def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
     """L1: otherwise each step of a program would take ten seconds longer. Once a link has changed, calls wait again."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     mean = spec(**RING_ONLY)
     for name in "abcd":
@@ -460,13 +457,13 @@ def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
         bench.say(name, Linked(pids("abc".replace(name, ""))))
     for name in "abcd":
         assert bench.begin(name, 3, mean) == []
-    bench.link("a", "b", "c", "d")
+    bench.link("abcd")
     assert list(bench.plans.values())[-1].algorithm == Algorithm.RING
 
 
 def test_wide_sums_need_a_star_or_a_ring() -> None:
     """L1: a chain of four has neither."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bd")
     for name in "abcd":
         bench.begin(name, 1, spec(op=ReduceOp.AVG, datatype=DataType.INT8, algorithm=Algorithm.AUTO))
@@ -479,7 +476,7 @@ def test_wide_sums_need_a_star_or_a_ring() -> None:
 
 
 def test_a_member_that_is_cut_off_goes() -> None:
-    bench = bench_of("a", "b", "c", "d", "e")
+    bench = bench_of("abcde")
     unlink(bench, "ba", "bc", "bd", "be", "de")
     for name in "abcde":
         bench.begin(name, 1, spec(1), spec(2))
@@ -491,7 +488,7 @@ def test_a_member_that_is_cut_off_goes() -> None:
 
 def test_two_halves_without_a_link_between_them() -> None:
     """The half with the first member goes on."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bc", "bd")
     for name in "abcd":
         bench.begin(name, 1)
@@ -501,8 +498,8 @@ def test_two_halves_without_a_link_between_them() -> None:
 
 
 def test_groups_are_judged_by_their_own_links() -> None:
-    bench = bench_of("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     bench.say("x", Linked(()))
     for name in "xyab":
         bench.begin(name, 1)
@@ -527,7 +524,7 @@ def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, .
 
 def test_a_link_that_failed_is_avoided_for_a_while() -> None:
     """L2: the link may be up again, for example if small packets pass and large ones do not."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     assert fail_by(bench, "a", "b", 1) == pids("abcd")
     assert order_of(bench, 2) == pids("acbd")
     bench.tick(limits.LINK_SUSPECT_NS - 1)
@@ -537,7 +534,7 @@ def test_a_link_that_failed_is_avoided_for_a_while() -> None:
 
 
 def test_the_least_suspected_links_are_used_where_no_ring_does_without() -> None:
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     fail_by(bench, "a", "b", 1)
     assert fail_by(bench, "a", "c", 2) == pids("acbd")  # Now a has one good link, to d.
     assert fail_by(bench, "b", "a", 3) == pids("abcd")  # Of two equal failures, it uses the older one.
@@ -546,7 +543,7 @@ def test_the_least_suspected_links_are_used_where_no_ring_does_without() -> None
 
 @pytest.mark.parametrize("count, is_trusted", [(7, False), (8, True)])
 def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trusted: bool) -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for call_id in range(1, 4):
         fail_by(bench, "b", "c", call_id)
     assert order_of(bench, 4, count) == pids("abc")
@@ -558,7 +555,7 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
 
 def test_a_link_that_goes_on_failing_counts_as_down() -> None:
     """L2: three peers have only one ring. After a while they go on with a tree, and nobody is removed."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, tries + 1):
         fail_by(bench, "a", "b", call_id)
@@ -589,14 +586,14 @@ def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tup
 @pytest.mark.parametrize("copies", [1, 2])
 def test_who_names_a_link_late_is_heard(faults: tuple[str, ...], copies: int) -> None:
     """L2: every peer of a ring stalls at once, and the first one to report knows nothing."""
-    bench = bench_of("a", "b", "c", "d", copies=copies)
+    bench = bench_of("abcd", copies=copies)
     assert stall(bench, 1, *faults) == pids("abcd")
     assert order_of(bench, 2) == pids("abdc")
 
 
 def test_a_link_that_both_ends_name_costs_once() -> None:
     """Otherwise one stall of three peers would count twice, and the link would count as down at once."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     stall(bench, 1, "bc", "cb")
     assert stall(bench, 2, "bc", "cb") == pids("abc")
     for name in "abc":
@@ -606,7 +603,7 @@ def test_a_link_that_both_ends_name_costs_once() -> None:
 
 def test_stalls_without_a_culprit_change_the_ring() -> None:
     """L2: for each link some ring avoids it, and all rings take turns. Nobody is removed for it."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     orders = [stall(bench, call_id) for call_id in range(1, 6)]
     assert orders[0] == orders[1] == pids("abcd")
     rings = [frozenset(frozenset(edge) for edge in ring_edges(order)) for order in orders[1:]]
@@ -615,7 +612,7 @@ def test_stalls_without_a_culprit_change_the_ring() -> None:
 
 
 def test_success_takes_doubts_away() -> None:
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     for call_id in range(1, 9, 2):
         assert stall(bench, call_id) == pids("abcd")
         assert order_of(bench, call_id + 1) == pids("abcd")
@@ -623,7 +620,7 @@ def test_success_takes_doubts_away() -> None:
 
 def test_stalls_at_the_same_time_count_once() -> None:
     """They have one cause."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     for name in "abcd":
         bench.begin(name, 1, spec(1), spec(2))
     bench.tick(limits.STALL_TIMEOUT_NS)
@@ -635,7 +632,7 @@ def test_stalls_at_the_same_time_count_once() -> None:
 
 def test_a_failure_at_once_is_no_stall() -> None:
     """If a link is lost just before the plan comes, its ends report so at once."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     for call_id in range(1, 2 * limits.LINK_DOUBTS_MAX):
         for name in "abcd":
             bench.begin(name, call_id)
@@ -645,8 +642,8 @@ def test_a_failure_at_once_is_no_stall() -> None:
 
 
 def test_groups_are_doubted_on_their_own() -> None:
-    bench = bench_of("a", "b", "c", "d")
-    bench.members("w", "x", "y", "z", group=1)
+    bench = bench_of("abcd")
+    bench.members("wxyz", group=1)
     for call_id in (1, 2):
         for name in "abcdwxyz":
             bench.begin(name, call_id)
@@ -663,7 +660,7 @@ def test_groups_are_doubted_on_their_own() -> None:
 
 def test_few_failures_are_remembered() -> None:
     """B1. A report on a forgotten failure changes nothing."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     count = limits.ABORTED_ATTEMPTS_KEPT_MAX + 1
     for name in "abcd":
         bench.begin(name, 1, *map(spec, range(count)))
@@ -679,7 +676,7 @@ def test_few_failures_are_remembered() -> None:
 
 def test_only_a_neighbour_can_be_at_fault() -> None:
     """The master ignores a peer that accuses itself, or a peer that is not its neighbour in the ring."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     for call_id, fault in enumerate((pid("c"), pid("a"), pid("z")), 1):
         for name in "abcd":
             bench.begin(name, call_id)
@@ -688,7 +685,7 @@ def test_only_a_neighbour_can_be_at_fault() -> None:
 
 
 def test_faults_of_who_is_gone_are_forgotten() -> None:
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     fail_by(bench, "a", "b", 1)
     bench.leave("b")
     assert order_of(bench, 2) == pids("acd")
@@ -697,7 +694,7 @@ def test_faults_of_who_is_gone_are_forgotten() -> None:
 
 def test_a_loss_may_end_the_wait_for_links() -> None:
     """A lost peer needs no links: the others go on without it."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.say("b", Linked(()))
     for name in "abc":
         bench.begin(name, 1)
@@ -707,7 +704,7 @@ def test_a_loss_may_end_the_wait_for_links() -> None:
 
 
 def test_a_ring_needs_only_its_own_links() -> None:
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     bench.say("a", Linked(pids("bd")))  # Its link to c is down; c is not its neighbour in the ring.
     for name in "abcd":
         bench.begin(name, 1)
@@ -717,8 +714,8 @@ def test_a_ring_needs_only_its_own_links() -> None:
 # --- The end of an attempt ------------------------------------------------------------------------------------------
 
 
-def running(*names: str) -> MasterBench:
-    bench = bench_of(*names)
+def running(names: str) -> MasterBench:
+    bench = bench_of(names)
     for name in names:
         bench.begin(name, 1)
     return bench
@@ -726,7 +723,7 @@ def running(*names: str) -> MasterBench:
 
 def test_one_failure_aborts_for_all() -> None:
     """S1."""
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.finish("b", 1)
     decision = aborted(1, "link broke", "c", peers=3)
     assert bench.finish("a", 1, ok=False, digest=0, fault=pid("c"), reason="link broke") == [
@@ -739,14 +736,14 @@ def test_one_failure_aborts_for_all() -> None:
 
 
 def test_a_failure_without_facts() -> None:
-    bench = running("a", "b")
+    bench = running("ab")
     bench.finish("a", 1, ok=False)
     assert bench.verdict("b", 1) == aborted(1, "a peer failed")
 
 
 def test_digests_that_differ_abort() -> None:
     """S1: the master compares digests before it commits."""
-    bench = running("a", "b")
+    bench = running("ab")
     bench.finish("a", 1, digest=1)
     bench.finish("b", 1, digest=2)
     reason = "results differ: a: 0000000000000001, b: 0000000000000002"
@@ -758,7 +755,7 @@ def test_digests_that_differ_abort() -> None:
 @pytest.mark.parametrize("how", ["leave", "lose"])
 def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
     """S1: b may have finished, and a and c committed with it. So the master asks b, whose link to c is lost."""
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.finish("a", 1)
     bench.finish("c", 1)
     getattr(bench, how)("c")
@@ -773,7 +770,7 @@ def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
 def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """L1: in a broadcast, and in a group that is too large for peers to tell each other their digests."""
     monkeypatch.setattr(limits, "COMMIT_PEERS_MAX", 2)
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "abc":
         bench.begin(name, 1, spec(kind=kind, is_root=kind is CollectiveKind.BROADCAST and name == "a"))
     bench.lose("c")
@@ -782,7 +779,7 @@ def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monk
 
 def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
     """S1: all survivors hold the same result."""
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.finish("a", 1)
     bench.finish("b", 1)
     bench.disconnect("c")
@@ -794,7 +791,7 @@ def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
 @pytest.mark.parametrize("go_away", [MasterBench.disconnect, MasterBench.leave])
 def test_the_digest_of_who_is_away_counts(go_away: Callable[[MasterBench, str], object]) -> None:
     """S1: its digest may be the right one. Nobody can tell, so nobody gets a result. (Hostile, seed 212.)"""
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.finish("c", 1, digest=99)
     bench.finish("a", 1)
     go_away(bench, "c")
@@ -805,7 +802,7 @@ def test_the_digest_of_who_is_away_counts(go_away: Callable[[MasterBench, str], 
 
 
 def test_survivors_that_differ_do_not_commit() -> None:
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.finish("a", 1, digest=1)
     bench.finish("b", 1, digest=2)
     bench.leave("c")
@@ -815,7 +812,7 @@ def test_survivors_that_differ_do_not_commit() -> None:
 
 
 def test_all_participants_die() -> None:
-    bench = running("a", "b")
+    bench = running("ab")
     bench.disconnect("a")
     bench.disconnect("b")
     bench.hello("n")  # Until some peer comes, the master itself may be cut off.
@@ -825,9 +822,9 @@ def test_all_participants_die() -> None:
 
 
 def test_a_loss_aborts_only_attempts_that_it_is_part_of() -> None:
-    bench = running("a", "b")
+    bench = running("ab")
     bench.register("c")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     bench.machine.registry.admit([bench.peer("c")])  # While a collective runs, as a hostile vote could achieve.
     bench.machine._announced_epoch = bench.machine.registry.epoch
     bench.leave("c")
@@ -838,7 +835,7 @@ def test_a_loss_aborts_only_attempts_that_it_is_part_of() -> None:
 
 def test_a_retry_among_the_survivors() -> None:
     """L2."""
-    bench = running("a", "b", "c")
+    bench = running("abc")
     bench.lose("b")
     bench.finish("a", 1, ok=False, reason="lost b")
     assert bench.verdict("a", 1) == aborted(1, "lost b", "b", peers=3)
@@ -849,7 +846,7 @@ def test_a_retry_among_the_survivors() -> None:
 
 def test_reports_on_unknown_attempts_are_ignored() -> None:
     """S4: call and attempt identify what a report is about."""
-    bench = running("a", "b")
+    bench = running("ab")
     bench.begin("a", 2, spec(2))
     before = bench.snapshot()
     assert bench.finish("a", 1, FIRST_ATTEMPT + 7) == []
@@ -859,7 +856,7 @@ def test_reports_on_unknown_attempts_are_ignored() -> None:
 
 
 def test_a_report_after_the_answer_was_forgotten() -> None:
-    bench = running("a", "b")
+    bench = running("ab")
     for name in "ab":
         bench.finish(name, 1)
     bench.begin("a", 2, oldest=2)
@@ -867,7 +864,7 @@ def test_a_report_after_the_answer_was_forgotten() -> None:
 
 
 def test_a_vote_again_gets_what_has_become_of_it() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     assert bench.begin("a", 1) == []
     bench.begin("b", 1)
@@ -881,7 +878,7 @@ def test_a_vote_again_gets_what_has_become_of_it() -> None:
 
 
 def test_withdraw_while_voting() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1)
     bench.begin("b", 1)
     assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
@@ -891,14 +888,14 @@ def test_withdraw_while_voting() -> None:
 
 
 def test_withdraw_the_only_vote() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     bench.withdraw("a", 1)
     assert bench.snapshot()["pending"] == {}
 
 
 def test_withdraw_while_links_are_waited_for() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", Linked(()))
     for name in "ab":
         bench.begin(name, 1)
@@ -910,7 +907,7 @@ def test_withdraw_while_links_are_waited_for() -> None:
 
 def test_withdrawals_that_wait_are_heeded() -> None:
     """L1: a call that timed out while the master stood still must not meet the next call of another peer."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     with bench.standing_still():
         for name in "ab":
             bench.begin(name, 1)
@@ -924,7 +921,7 @@ def test_withdrawals_that_wait_are_heeded() -> None:
 @pytest.mark.parametrize("reported", [False, True])
 def test_withdraw_while_running_aborts_for_all(reported: bool) -> None:
     """S1."""
-    bench = running("a", "b")
+    bench = running("ab")
     if reported:
         bench.finish("a", 1)
     decision = aborted(1, "a withdrew from it", "a")
@@ -933,7 +930,7 @@ def test_withdraw_while_running_aborts_for_all(reported: bool) -> None:
 
 def test_withdraw_after_the_decision_gets_the_decision() -> None:
     """S1: the withdrawal comes too late."""
-    bench = running("a", "b")
+    bench = running("ab")
     for name in "ab":
         bench.finish(name, 1)
     assert bench.withdraw("a", 1) == [("a1", committed(1))]
@@ -961,7 +958,7 @@ ACTIONS = ["all begin"] * 3 + [
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ACTIONS), st.integers(0, 1)), max_size=40))
 def test_any_order_of_anything(steps: list[tuple[str, str, int]]) -> None:
     """S1, S3: each attempt has one outcome, each call one answer, and in the end nothing stays open."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     calls = dict.fromkeys("abc", 0)
 
     def alive(name: str) -> bool:

@@ -8,15 +8,13 @@ import pytest
 
 from zpccl.protocol.counts import AbortReason, LossReason
 
-from .harness import MasterBench, entry, offer, pid, spec
+from .harness import MasterBench, bench_of, entry, offer, pid, spec
 from .takeover import report_of
 
 
 @pytest.fixture
 def bench() -> MasterBench:
-    bench = MasterBench()
-    bench.members("a", "b", "c")
-    return bench
+    return bench_of("abc")
 
 
 def start(bench: MasterBench) -> None:

@@ -14,16 +14,10 @@ from zpccl.protocol.messages import Decision, Linked, Plan, Reducing, Refusal, R
 from zpccl.protocol.rings import plan_edges
 from zpccl.types import Algorithm, DataType, ReduceOp
 
-from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, pid, pids, reducing, running_attempt, spec
+from .harness import FIRST_ATTEMPT, MasterBench, PeerBench, bench_of, pid, pids, reducing, running_attempt, spec
 from .takeover import TakeOver
 
 NAMES = "abcd"
-
-
-def bench_of(names: str = NAMES) -> MasterBench:
-    bench = MasterBench()
-    bench.members(*names)
-    return bench
 
 
 MEDIUM = 2**18
@@ -68,7 +62,7 @@ def test_small_tensors_take_one_hop_where_links_allow(names: str) -> None:
 
 
 def test_those_that_are_not_small_are_exchanged_directly() -> None:
-    assert planned(bench_of()) is Algorithm.DIRECT
+    assert planned(bench_of(NAMES)) is Algorithm.DIRECT
 
 
 def test_two_peers_use_a_ring_unless_told_otherwise() -> None:
@@ -79,7 +73,7 @@ def test_two_peers_use_a_ring_unless_told_otherwise() -> None:
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 @pytest.mark.parametrize("count", [8, 2**32])
 def test_one_can_be_forced(algorithm: Algorithm, count: int) -> None:
-    assert planned(bench_of(), algorithm=algorithm, count=count) is algorithm
+    assert planned(bench_of(NAMES), algorithm=algorithm, count=count) is algorithm
 
 
 NARROW = DataType.INT32, ReduceOp.AVG
@@ -90,21 +84,21 @@ def test_means_of_narrow_integers_are_exchanged_directly_where_links_allow(datat
     """Around a ring their sums travel in a wider type. If a link is missing, some peers still reach all others."""
     is_narrow = (datatype, op) == NARROW
     tensor: dict[str, Any] = {"count": 2**32, "datatype": datatype, "op": op}
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, **tensor) is Algorithm.DIRECT
     finish(bench, 1, duration_us=1_000_000_000)
     bench.tick(limits.ROUTE_KEPT_NS)
     assert planned(bench, 2, **tensor) is (Algorithm.DIRECT if is_narrow else Algorithm.RING)
-    assert planned(bench_of(), algorithm=Algorithm.RING, **tensor) is Algorithm.RING
+    assert planned(bench_of(NAMES), algorithm=Algorithm.RING, **tensor) is Algorithm.RING
     assert planned(bench_of("ab"), **tensor) is Algorithm.RING
-    bench = bench_of()
+    bench = bench_of(NAMES)
     bench.say("a", Linked(pids("bd")))
     assert planned(bench, **tensor) is (Algorithm.TREES if is_narrow else Algorithm.RING)
 
 
 def test_means_of_integers_teach_nothing() -> None:
     """They may send more than the tensor."""
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, Algorithm.RING, count=LARGE, datatype=DataType.UINT8, op=ReduceOp.AVG) is Algorithm.RING
     finish(bench, 1, duration_us=1_000_000_000)
     assert bench.machine.collectives.planner.speeds == {}
@@ -127,7 +121,7 @@ def test_plans_do_without_a_missing_link(algorithm: Algorithm, liar: str, count:
     """L2: either a or c may report that their link is down. If hops cost most, the plan has stars around the peers that
     reach all; otherwise it has the ring in order of admission.
     """
-    bench = bench_of()
+    bench = bench_of(NAMES)
     bench.say(liar, Linked(pids(name for name in NAMES if name not in "ac")))
     assert planned(bench, algorithm=algorithm, count=count) is instead
     how = list(bench.plans.values())[-1]
@@ -137,7 +131,7 @@ def test_plans_do_without_a_missing_link(algorithm: Algorithm, liar: str, count:
 @pytest.mark.parametrize("algorithm", [Algorithm.AUTO, Algorithm.DIRECT])
 def test_a_link_that_failed_is_not_used_for_a_while(algorithm: Algorithm) -> None:
     """L2: a peer may blame any link of an exchange, not only the links of a ring in that order."""
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, algorithm) is Algorithm.DIRECT
     fail(bench, 1, "a", "c")
     assert planned(bench, 2, algorithm) is Algorithm.TREES
@@ -148,7 +142,7 @@ def test_a_link_that_failed_is_not_used_for_a_while(algorithm: Algorithm) -> Non
 
 
 def test_stalls_without_a_culprit_make_rings() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     for call_id in range(1, limits.LINK_DOUBTS_MAX + 1):
         assert planned(bench, call_id) is Algorithm.DIRECT
         fail(bench, call_id, "a", None, limits.STALL_TIMEOUT_NS)
@@ -157,7 +151,7 @@ def test_stalls_without_a_culprit_make_rings() -> None:
 
 
 def test_a_success_takes_doubts_of_all_links_away() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     for call_id in range(1, 9, 2):
         assert planned(bench, call_id) is Algorithm.DIRECT
         fail(bench, call_id, "a", None, limits.STALL_TIMEOUT_NS)
@@ -167,7 +161,7 @@ def test_a_success_takes_doubts_of_all_links_away() -> None:
 
 def test_a_success_looks_at_no_link_while_none_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing the links takes milliseconds of the master's time among 128 peers."""
-    bench = bench_of()
+    bench = bench_of(NAMES)
     planned(bench, 1)
     monkeypatch.delattr("zpccl.protocol.kinds.collective.plan_edges")
     finish(bench, 1)
@@ -185,7 +179,7 @@ def test_a_success_with_less_on_each_link_proves_nothing() -> None:
 
 
 def test_those_who_are_not_in_a_ring_beside_each_other_cannot_blame_each_other() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, Algorithm.RING) is Algorithm.RING
     fail(bench, 1, "a", "c")
     assert planned(bench, 2, Algorithm.DIRECT) is Algorithm.DIRECT
@@ -194,7 +188,7 @@ def test_those_who_are_not_in_a_ring_beside_each_other_cannot_blame_each_other()
 def test_many_peers_use_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DIRECT_PEERS_MAX", 3)
     assert planned(bench_of("abc")) is Algorithm.DIRECT
-    assert planned(bench_of("abcd"), algorithm=Algorithm.DIRECT) is Algorithm.RING
+    assert planned(bench_of(NAMES), algorithm=Algorithm.DIRECT) is Algorithm.RING
 
 
 # --- What is learnt ---------------------------------------------------------------------------------------------------
@@ -202,7 +196,7 @@ def test_many_peers_use_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_algorithm_that_is_slow_here_gives_way() -> None:
     """It takes sixty times as long as the model expects. The other one is tried, and kept if it is better."""
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, count=LARGE) is Algorithm.DIRECT
     finish(bench, 1, duration_us=100_000_000)
     bench.tick(limits.ROUTE_KEPT_NS)
@@ -213,7 +207,7 @@ def test_an_algorithm_that_is_slow_here_gives_way() -> None:
 
 
 def test_of_two_slow_ones_the_quicker_is_kept() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, count=LARGE) is Algorithm.DIRECT
     finish(bench, 1, duration_us=50_000_000)
     bench.tick(limits.ROUTE_KEPT_NS - 1)
@@ -227,7 +221,7 @@ def test_of_two_slow_ones_the_quicker_is_kept() -> None:
 
 
 def test_what_was_learnt_is_of_these_peers() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, count=LARGE) is Algorithm.DIRECT
     finish(bench, 1, duration_us=100_000_000)
     bench.lose("d")
@@ -244,7 +238,7 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
             if isinstance(message, Plan) and isinstance(message.how, Reducing)
         ]
 
-    bench = bench_of()
+    bench = bench_of(NAMES)
     first = [bench.begin(name, 1, spec(tag=1, count=LARGE)) for name in NAMES][-1]
     assert frames_of(first) == [limits.FRAME_BYTES_DEFAULT] * len(NAMES)
     assert planned(bench, 2, Algorithm.RING, tag=2, count=LARGE) is Algorithm.RING
@@ -257,8 +251,8 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
 
 def test_it_is_forgotten_with_the_group() -> None:
     """So groups that come and go cost nothing."""
-    bench = bench_of()
-    bench.members("x", "y", group=1)
+    bench = bench_of(NAMES)
+    bench.members("xy", group=1)
     for name in "xy":
         bench.begin(name, 1)
     for name in "xy":
@@ -271,7 +265,7 @@ def test_it_is_forgotten_with_the_group() -> None:
 
 
 def test_reports_without_a_duration_teach_nothing() -> None:
-    bench = bench_of()
+    bench = bench_of(NAMES)
     assert planned(bench, 1, count=LARGE) is Algorithm.DIRECT
     for name in NAMES:
         bench.finish(name, 1, last_attempt(bench), duration_us=0 if name == "b" else 100_000_000)

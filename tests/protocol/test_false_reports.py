@@ -110,14 +110,14 @@ def test_a_participant_that_registers_again_is_no_survivor(kind: str) -> None:
     for name in "ac":
         bench.report(name, **of)
     bench.recover()
-    bench.see("a", "c")
+    bench.see("ac")
     bench.say("a", Linked(pids("bc")))
     bench.say("c", Linked(pids("ab")))
     empty = spec(count=0)
     for name in "ac":
         bench.say(name, offer(1, 1) if kind == "sync" else Votes(0, (Vote(1, empty),)))
     bench.tick(limits.QUORUM_WAIT_NS)
-    bench.see("a", "c")
+    bench.see("ac")
     assert bench.names() == "abc"
     bench.connections["d"] = "d1"
     hello = replace(hello_of("d"), is_member=False, is_returning=True, **TWO)
@@ -131,12 +131,12 @@ def test_a_participant_that_registers_again_is_no_survivor(kind: str) -> None:
     late = report_of("b", **of, running=(ran,), hello=replace(hello_of("b"), **TWO))
     bench.say("b", late.hello)
     bench.say("b", bench.promising(late, bench.machine._leader.promise))
-    bench.see("a", "b", "c")
+    bench.see("abc")
     if kind == "sync":
         bench.say("b", offer(1, 1))
     for name in "abc":
         bench.finish(name, 1, 7) if kind == "empty" else bench.fetched(name, 1, 7)
-    bench.link("a", "b", "c", "d")
+    bench.link("abcd")
     for _ in range(90):
         bench.tick(limits.SECOND)
     assert all(bench.verdict(name, 1) is not None for name in "abc")

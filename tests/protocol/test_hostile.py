@@ -29,7 +29,7 @@ from zpccl.protocol.messages import (
     encode,
 )
 
-from .harness import FIRST_ATTEMPT, MasterBench, entry, pid, pids, said_together, spec, token
+from .harness import FIRST_ATTEMPT, MasterBench, bench_of, entry, pid, pids, said_together, spec, token
 
 NAMES = "abcde"
 call_ids = st.integers(0, 4)
@@ -105,8 +105,7 @@ def play(machine: MasterMachine, steps: list[Step], now_ns: int) -> Iterator[tup
 
 def machine_with_members() -> tuple[MasterMachine, int]:
     """Three members that are linked, and a joiner."""
-    bench = MasterBench()
-    bench.members("a", "b", "c")
+    bench = bench_of("abc")
     bench.register("j")
     return bench.machine, bench.now_ns
 

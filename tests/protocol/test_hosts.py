@@ -467,7 +467,7 @@ def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pyte
     assert names == "cfedghij"
     for half in (("two", "four"), ("three", "five")):
         for group in (0, 1):
-            bench.link(*(name for name in names if HOSTS[name] in half and GROUPS[name] == group))
+            bench.link([name for name in names if HOSTS[name] in half and GROUPS[name] == group])
     for name in names:
         bench.begin(name, 5, oldest=5)
     bench.tick_at_deadline()

@@ -79,7 +79,7 @@ def test_alone(kind: CollectiveKind) -> None:
 @pytest.mark.parametrize("other", KINDS[1:])
 def test_kinds_that_differ_are_named_first(other: CollectiveKind) -> None:
     """Other fields differ only because the kinds do."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, spec(3, op=ReduceOp.MAX))
     values = ("ALL_REDUCE from a", f"{other.name} from b")
     reason = f"tag 3: peers differ in kind: {'; '.join(values)}"
@@ -93,7 +93,7 @@ def test_kinds_that_differ_are_named_first(other: CollectiveKind) -> None:
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_waiting_voters_are_told_what_they_wait_in(kind: CollectiveKind) -> None:
     """L1: one waits in a collective, the other in update_topology. The error names these calls."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, of_kind(kind, 4, is_root=True))
     ((_, answer), _) = bench.vote("b", TopologyKind.UPDATE, 2)
     assert f"{kind.name.lower()} at tag 4 by a" in answer.reason
@@ -104,7 +104,7 @@ def test_waiting_voters_are_told_what_they_wait_in(kind: CollectiveKind) -> None
 
 @pytest.mark.parametrize("root, order", [("a", "abc"), ("b", "bca"), ("c", "cab")])
 def test_the_ring_of_a_broadcast_begins_with_its_root(root: str, order: str) -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "ab":
         bench.begin(name, 1, ROOT if name == root else OTHER)
     sent = bench.begin("c", 1, ROOT if root == "c" else OTHER)
@@ -113,7 +113,7 @@ def test_the_ring_of_a_broadcast_begins_with_its_root(root: str, order: str) -> 
 
 def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
     """L2: the ring is rotated, and keeps avoiding the link."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     cut(bench, "a", "b")
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "c" else OTHER)
@@ -127,7 +127,7 @@ def test_the_root_may_come_where_the_ring_goes_around_a_broken_link() -> None:
 )
 def test_a_broadcast_has_one_root(roots: str, values: tuple[str, ...]) -> None:
     """S1: without a root there is nothing to send; with two roots, one would receive what it did not ask for."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "ab":
         bench.begin(name, 1, ROOT if name in roots else OTHER)
     reason = f"tag 0: one peer must be the root: {'; '.join(values)}"
@@ -138,7 +138,7 @@ def test_a_broadcast_has_one_root(roots: str, values: tuple[str, ...]) -> None:
 
 def test_a_root_that_is_lost_in_a_broadcast() -> None:
     """S1, L1: the attempt fails for the survivors. If they try again without another root, their error says so."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "abc":
         bench.begin(name, 1, ROOT if name == "b" else OTHER)
     bench.finish("b", 1)
@@ -151,7 +151,7 @@ def test_a_root_that_is_lost_in_a_broadcast() -> None:
 
 def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
     """L2: nothing goes from the end of its ring to the root. All-reduces fail by that link until it counts as down."""
-    bench, tries = bench_of("a", "b", "c"), -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
+    bench, tries = bench_of("abc"), -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, 2 * tries, 2):
         for name in "abc":
             bench.begin(name, call_id, ROOT if name == "a" else OTHER)
@@ -189,7 +189,7 @@ ALL_TO_ALL = of_kind(CollectiveKind.ALL_TO_ALL)
 
 def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
     """S1: rows are in order of ranks, so ranks must be in order of ids. Later rings are in order of admission."""
-    bench = bench_of("c", "a", "b")
+    bench = bench_of("cab")
     for name in "ca":
         bench.begin(name, 1, ALL_TO_ALL)
     plan = Plan(FIRST_ATTEMPT, (1, 1, 1), reducing("abc", Algorithm.DIRECT))
@@ -203,7 +203,7 @@ def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
 
 def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
     """S1: b has heard of the loss before it makes its rows, a has not. Both get an error, and make new rows."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.lose("c")
     bench.begin("a", 1, replace(ALL_TO_ALL, count=6, rows=3))
     bench.begin("b", 1, replace(ALL_TO_ALL, count=4, rows=2))
@@ -219,7 +219,7 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
 @pytest.mark.parametrize("kind", CollectiveKind)
 def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveKind) -> None:
     """S2: a has called before c is lost, b calls afterwards. Between these two, the call would change tensors."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     needy = replace(of_kind(kind), min_world_size=3)
     bench.begin("a", 1, replace(needy, is_root=kind is CollectiveKind.BROADCAST))
     bench.lose("c")
@@ -232,7 +232,7 @@ def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveK
 
 
 def test_members_agree_in_how_many_they_need() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name, needed in (("a", 0), ("b", 2)):
         bench.begin(name, 1, replace(spec(), min_world_size=needed))
     verdict = bench.verdict("a", 1)
@@ -241,14 +241,14 @@ def test_members_agree_in_how_many_they_need() -> None:
 
 def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
     """L2: all rows go to all peers around a ring. Once the link is there, each row goes straight to its receiver."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     cut(bench, "a", "b")
     for name in "abcd":
         bench.begin(name, 1, ALL_TO_ALL)
     assert list(bench.plans.values()) == [reducing("acbd")]
     for name in "abcd":
         bench.finish(name, 1)
-    bench.link("a", "b", "c", "d")
+    bench.link("abcd")
     for name in "abcd":
         bench.begin(name, 2, ALL_TO_ALL)
     assert list(bench.plans.values()) == [reducing("acbd"), reducing("abcd", Algorithm.DIRECT)]
@@ -256,7 +256,7 @@ def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
 
 def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
     """L2: only c reaches all others. The tree of each row has its owner as the root."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     cut(bench, "a", "b")
     for name in "abc":
         bench.begin(name, 1, ALL_TO_ALL)
@@ -271,7 +271,7 @@ def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
 @pytest.mark.parametrize("copies", (1, 2))
 def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
     """S1: it needs no links, no plan and no reports."""
-    bench = bench_of("a", "b", "c", copies=copies)
+    bench = bench_of("abc", copies=copies)
     for name in "abc":
         bench.link(name)  # It has no links.
     assert bench.begin("c", 7, BARRIER) == bench.begin("a", 8, BARRIER) == []
@@ -283,7 +283,7 @@ def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
 
 def test_a_barrier_does_not_wait_for_the_lost() -> None:
     """L1."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1, BARRIER)
     bench.begin("b", 1, BARRIER)
     assert [m for _, m in bench.lose("c") if isinstance(m, Decision)] == [passed(1, 2)] * 2
@@ -291,7 +291,7 @@ def test_a_barrier_does_not_wait_for_the_lost() -> None:
 
 def test_a_barrier_that_was_missed_is_said_again() -> None:
     """L1: the connection broke before the decision arrived."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, BARRIER)
     bench.disconnect("a")
     bench.begin("b", 4, BARRIER)
@@ -300,7 +300,7 @@ def test_a_barrier_that_was_missed_is_said_again() -> None:
 
 
 def test_barriers_follow_each_other() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for call_id in (1, 2):
         bench.begin("a", call_id, BARRIER, oldest=call_id)
         bench.begin("b", call_id, BARRIER, oldest=call_id)
@@ -308,7 +308,7 @@ def test_barriers_follow_each_other() -> None:
 
 
 def test_a_vote_for_a_barrier_may_be_withdrawn() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, BARRIER)
     assert bench.withdraw("a", 1) == [("a1", Decision(1, Result.RANK_CONNECTION_LOST, reason="withdrawn"))]
     assert bench.begin("b", 1, BARRIER) == []
@@ -352,7 +352,7 @@ def test_a_plan_that_comes_for_a_commit_without_a_result_still_counts() -> None:
 
 def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
     """L3: the former master died before it had told all peers."""
-    former = bench_of("a", "b")
+    former = bench_of("ab")
     former.begin("a", 2, BARRIER)
     vote = Votes(0, (Vote(5, BARRIER),))
     effects = former.handle(events.PeerMessageReceived(former.connections["b"], vote))

@@ -27,7 +27,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import State
 
-from .harness import MasterBench, PeerBench, entry, member_list, neighbour, offer, pid, pids
+from .harness import MasterBench, PeerBench, bench_of, entry, member_list, neighbour, offer, pid, pids
 from .standby import TWO, Standby, peer_of_two
 from .takeover import OLD_RUN, TakeOver, hello_of, report_of
 
@@ -56,7 +56,7 @@ def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> No
     first = bench.machine.registry.epoch
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
     assert (bench.names(), bench.machine.registry.epoch) == ("abcde", first)
-    bench.see("a", "b", "c")
+    bench.see("abc")
     assert bench.names() == "abcden" and bench.machine.registry.old_members == pids("abcde")
 
 
@@ -71,7 +71,7 @@ def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypa
     bench.recover()
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
     bench.handle(events.KeysRevoked({"n": "nick"}))
-    bench.see("a", "b", "c")
+    bench.see("abc")
     assert bench.names() == "abc"
 
 
@@ -124,16 +124,16 @@ def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     bench = Standby()
     for name in "abc":
         bench.report(name, "abc")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     assert bench.names() == "abc" and not bench.machine._leader.may_change
     bench.disconnect("c")
     bench.say("a", Linked(pids("b")))
     bench.connections["c"] = "c2"
     hello = replace(hello_of("c", connection=2), term=bench.machine.term, **TWO)
     assert any(isinstance(message, Welcome) for to, message in bench.say("c", bench.promising(hello)) if to == "c2")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     bench.see("c")
-    bench.see("a", "b")
+    bench.see("ab")
     assert bench.names() == "abc"
 
 
@@ -143,7 +143,7 @@ def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> N
     for name in "np":
         bench.report(name, "npq", run_id=OLD_RUN)
     bench.recover()
-    bench.see("n", "p")
+    bench.see("np")
     assert bench.names() == "npq"
     for name in "abc":
         report = ask(bench, name, members="abc", run_id=OTHER_RUN)
@@ -154,7 +154,7 @@ def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> N
 
     assert yielded()[1:] == []
     bench.tick(limits.QUORUM_WAIT_NS)
-    bench.see("n", "p")
+    bench.see("np")
     bench.tick(SECOND)
     assert [message.refusal for message in yielded()[1:]] == [Refusal.YIELDED]
 
@@ -185,10 +185,10 @@ def test_who_was_refused_for_good_is_in_no_later_list() -> None:
     for name in "ab":
         bench.report(name, "abc", 5, round=1)
     bench.recover()
-    bench.see("a", "b")
+    bench.see("ab")
     bench.tick(limits.QUORUM_WAIT_NS)
     assert bench.names() == "ab"
-    bench.see("a", "b")
+    bench.see("ab")
     hello = replace(hello_of("n"), host="H", host_size=2)
     late = ask(bench, "n", members="abcno", epoch=6, round=2, parent=5, old_members=pids("abc"), hello=hello)
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
@@ -200,7 +200,7 @@ def standby_and_newcomer() -> tuple[Standby, Hello]:
     bench = Standby()
     for name in "ab":
         bench.report(name, "ab")
-    bench.see("a", "b")
+    bench.see("ab")
     bench.connections["p"] = "p1"
     hello = replace(hello_of("p"), is_member=False, **TWO)
     return bench, hello
@@ -237,8 +237,7 @@ def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
 @pytest.mark.parametrize("is_member", [False, True])
 def test_a_joiner_does_not_make_the_one_master_step_down(is_member: bool) -> None:
     """S6: whatever its promise. With one address, no list counts the promise of a joiner before it is a member."""
-    bench = MasterBench()
-    bench.members("a", "b")
+    bench = bench_of("ab")
     bench.hello("n")
     hello = replace(hello_of("n", bench.machine.run_id), is_member=is_member)
     bench.say("n", bench.promising(hello, Promise(bench.machine.term + 1, b"whatever it says")))
@@ -259,7 +258,7 @@ def test_no_sync_begins_while_the_list_is_not_committed() -> None:
     bench.say("c", Linked(pids("ab")))
     told = [message for name in "ab" for _, message in bench.say(name, Linked(pids("abc".replace(name, ""))))]
     assert not bench.machine.registry.is_committed and not any(isinstance(message, Plan) for message in told)
-    bench.see("a", "b", "c")
+    bench.see("abc")
     assert any(isinstance(message, Plan) for message in bench.said["a1"])
 
 
@@ -273,7 +272,7 @@ def test_a_sync_that_waits_for_links_waits_for_the_list_too() -> None:
         bench.say(name, offer(5, revision, entry("w", name)))
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "a" and not bench.machine.registry.is_committed
-    bench.see("a", "b", "c")
+    bench.see("abc")
     assert bench.verdict("a", 5) is not None
 
 
@@ -283,7 +282,7 @@ def test_groups_that_come_and_go_leave_little_behind(monkeypatch: pytest.MonkeyP
     bench.members("z", group=1_000_000)
     for number, names in enumerate(("ab", "cd", "ef", "gh")):
         one, two = tuple(names)
-        bench.members(one, two, group=number)
+        bench.members(names, group=number)
         for name in (one, two):
             bench.say(name, offer(5, 1))
         assert number in bench.machine.syncs.last_revision

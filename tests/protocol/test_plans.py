@@ -46,7 +46,7 @@ class Run(MasterBench):
 
     def __init__(self, rates: Mapping[str, int]) -> None:
         super().__init__()
-        self.members(*NAMES)
+        self.members(NAMES)
         self.rates = dict(rates)
         self.busy_seconds: dict[str, int] = {}
         self.calls = 0

@@ -735,7 +735,7 @@ def test_what_was_withdrawn_is_not_planned_when_the_last_absent_member_is_lost(b
     bench.report("a", "abc")
     bench.report("b", "abc")
     bench.tick_at_deadline()
-    bench.link("a", "b")
+    bench.link("ab")
     for name in "ab":
         bench.begin(name, 3, spec())
     bench.withdraw("a", 3)
@@ -786,7 +786,7 @@ def test_a_running_sync_goes_on(bench: TakeOver) -> None:
     sync = running_sync(7, 2, "a", "ab", (3, 4), False)
     bench.report("a", running=(sync,))
     bench.report("b")
-    bench.link("a", "b")
+    bench.link("ab")
     bench.say("a", offer(3, 2, entry("w", "new")))
     told = bench.say("b", offer(4, 1, entry("w", "old")))
     (plan,) = [message for c, message in told if c == "b1" and is_fetching(message)]
@@ -805,7 +805,7 @@ def test_a_running_sync_goes_on_without_its_first_holder(bench: TakeOver) -> Non
     bench.say("c", offer(5, 1, entry("w", "old")))
     while bench.machine.deadline_ns() is not None and bench.names() != "bc":
         bench.tick_at_deadline()
-    bench.link("b", "c")
+    bench.link("bc")
     (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
     assert (plan.attempt_id, fetching(plan).sources, [e.key for e in fetching(plan).fetch]) == (7, pids("b"), ["w"])
     bench.fetched("c", 5, 7)
@@ -933,7 +933,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.say("b", offer(4, 1, entry("w", "old")))
     bench.report("a", running=(running_sync(7, 2, "a", "ab", (3, 4), False),))
-    bench.link("a", "b")
+    bench.link("ab")
     told = bench.say("a", offer(3, 2, entry("w", "new")))
     assert [message.attempt_id for c, message in told if c == "b1" and is_fetching(message)] == [7]
     bench.fetched("b", 4, 7)
@@ -974,7 +974,7 @@ def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) ->
     assert bench.verdict("a", 2) == Decision(2, Result.SUCCESS, 42, attempt_id=7)
     assert bench.machine.syncs.last_revision == {0: 42}
     bench.hello("c")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     for name in "ab":
         bench.vote(name, UPDATE, 3)
     for name, revision in zip("abc", (43, 43, 42), strict=True):
@@ -1464,7 +1464,7 @@ def test_a_link_that_broke_before_the_master_died_is_noticed_late() -> None:
     bench = TakeOver()
     for name in "abc":
         bench.report(name, "abc")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.say("a", Linked(pids("c")))
     bench.tick(SECOND)

@@ -38,8 +38,8 @@ from .harness import (
     CONNECT,
     RUN_ID,
     UPDATE,
-    MasterBench,
     PeerBench,
+    bench_of,
     member_list,
     pid,
     pids,
@@ -146,7 +146,7 @@ def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> N
         assert refused.refusal is Refusal.UNKNOWN_SESSION
         final = bench.machine.run_id, bench.machine.registry.epoch
         assert (refused.run_id, refused.epoch) == (final if number else (bytes(16), 0))
-        bench.see("a", "b")
+        bench.see("ab")
         assert bench.machine.registry.is_committed
 
 
@@ -158,11 +158,11 @@ def test_members_cut_off_in_several_groups_go_together() -> None:
     for name in "bcdefghi":
         bench.hello(name, **TWO)
     for names in ("abc", "def", "ghi"):
-        bench.link(*names)
+        bench.link(names)
     bench.vote("a", UPDATE, 900)
-    bench.see(*"abcdefghi")
+    bench.see("abcdefghi")
     for names in ("abc", "def", "ghi"):
-        bench.link(*names[:2])
+        bench.link(names[:2])
         bench.say(names[2], Linked(()))
         for name in names:
             bench.begin(name, 1)
@@ -170,7 +170,7 @@ def test_members_cut_off_in_several_groups_go_together() -> None:
     while len(bench.names()) > 6:
         bench.tick_at_deadline()
         while not bench.machine.registry.is_committed:
-            bench.see(*bench.connections)
+            bench.see(bench.connections)
     assert bench.names() == "abdegh"
     assert bench.now_ns - begun_ns < limits.LINK_WAIT_TIMEOUT_NS + SECOND
 
@@ -201,7 +201,7 @@ def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
     told = bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
     told += bench.tick_at_deadline() if bench.machine.is_recovering else []
     assert [message.epoch for to, message in told if isinstance(message, Members) and to == bench.connections["b"]]
-    bench.see("c", "d")
+    bench.see("cd")
     assert not bench.machine.registry.is_committed
     told = bench.say("b", Acknowledgement(bench.machine.registry.epoch))
     assert any(isinstance(message, MembersCommitted) for _, message in told)
@@ -216,7 +216,7 @@ def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> No
     bench.finish("a", 4, 1)
     bench.finish("b", 5, 1)
     assert bench.verdict("a", 4) is None
-    bench.see("a", "b")
+    bench.see("ab")
     verdict = bench.verdict("a", 4)
     assert verdict is not None
     assert getattr(verdict, "committed", False)
@@ -236,7 +236,7 @@ def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: 
     """S3: otherwise it would report the list to another master as committed."""
     for name in "ab":
         bench.report(name, "ab", round=3)
-    bench.see("a", "b")
+    bench.see("ab")
     told = bench.report("n", "abn", 6, round=4)
     assert bench.names() == "abn"
     assert all(message.old_members for _, message in told if isinstance(message, Members))
@@ -295,7 +295,7 @@ def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: S
     for name in "abc":
         bench.report(name, "abcd", round=1)
     bench.tick_at_deadline()
-    bench.see("a", "b", "c")
+    bench.see("abc")
     bench.tick(limits.QUORUM_WAIT_NS)
     assert bench.names() == "abc"
     own = bench.machine.term
@@ -311,7 +311,7 @@ def test_an_attempt_of_which_nobody_is_left_is_forgotten(bench: Standby) -> None
     assert bench.machine.operations.running
     bench.leave("a")
     assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
-    bench.see("b", "c")
+    bench.see("bc")
     assert bench.names() == "bc"
     assert not bench.machine.registry.is_committed
     assert not bench.machine.operations.running
@@ -328,8 +328,7 @@ def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
 
 def test_peers_with_other_lists_do_not_stop_a_run() -> None:
     """L1: a stranger with two masters changes nothing."""
-    bench = MasterBench()
-    bench.members("a", "b")
+    bench = bench_of("ab")
     bench.connections["x"] = "x1"
     bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, **TWO))
     bench.lose("b")
@@ -425,7 +424,7 @@ def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None
     """Split, seed 228. It may have left for another master while the welcome was on its way."""
     for name in "abc":
         bench.report(name, "abc")
-    bench.see("a", "b")
+    bench.see("ab")
     bench.lose("c")
     assert bench.names() == "abc"
     bench.tick(limits.QUORUM_WAIT_NS)
@@ -524,7 +523,7 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
     bench.connections["c"] = "c9"
     assert [m.refusal for to, m in bench.say("c", hello) if to == "c9"] == [Refusal.UNKNOWN_SESSION]
     assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
-    bench.see("a", "b")
+    bench.see("ab")
     assert bench.names() == "ab"
 
 
@@ -534,7 +533,7 @@ def lead(bench: Standby, names: str) -> None:
         bench.report(name, names)
     if bench.machine.is_recovering:
         bench.tick_at_deadline()
-    bench.see(*names)
+    bench.see(names)
     assert bench.names() == names and bench.machine.registry.is_committed
 
 
@@ -542,8 +541,8 @@ def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are
     """Split, seed 34003391, S6: it had tried the next master, and one link to it broke and came back."""
     for name in "abc":
         bench.report(name, "abc")
-    bench.see("a", "c")
-    bench.link("a", "b", "c")
+    bench.see("ac")
+    bench.link("abc")
     bench.tick(limits.WITNESS_AFTER_NS)
     bench.disconnect("b")
     bench.say("a", Linked(pids("c")))
@@ -555,7 +554,7 @@ def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are
 def test_a_link_that_broke_before_the_take_over_is_noticed_late(bench: Standby) -> None:
     """S6: b is away for a moment just after a notices that its link to b broke while both looked for a master."""
     lead(bench, "abc")
-    bench.link("a", "b", "c")
+    bench.link("abc")
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.say("a", Linked(pids("c")))
     bench.tick(limits.SECOND)
@@ -587,7 +586,7 @@ def test_members_of_a_run_that_has_yielded_elsewhere(bench: Standby, bound: dict
     lead(bench, "abc")
     bench.hello("c", connection=9, is_returning=True, **TWO, **bound)
     assert (bench.names(), bench.pending()) == ("ab", "c")
-    bench.see("c", "a")
+    bench.see("ca")
     assert not bench.machine.registry.is_committed
     bench.see("b")
     assert bench.machine.registry.is_committed
@@ -597,10 +596,10 @@ def admit_unaware(bench: Standby) -> None:
     """The run of a and b admits a newcomer c, which hears nothing of it."""
     lead(bench, "ab")
     bench.hello("c", **TWO)
-    bench.link("a", "b", "c")
+    bench.link("abc")
     for name in "ab":
         bench.vote(name, UPDATE, 900)
-    bench.see("a", "b")
+    bench.see("ab")
     assert bench.names() == "abc" and bench.machine.registry.is_committed
 
 
@@ -640,8 +639,7 @@ def test_a_hello_from_before_the_admission_removes_no_member(bench: Standby) -> 
 
 def test_the_only_master_keeps_a_returning_member_that_has_missed_its_admission() -> None:
     """S6: no other master has led it since."""
-    bench = MasterBench()
-    bench.members("a", "b")
+    bench = bench_of("ab")
     told = bench.hello("b", is_returning=True, **ELSEWHERE)
     assert any(isinstance(message, Members) for _, message in told)
     assert bench.names() == "ab"

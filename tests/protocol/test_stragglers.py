@@ -14,19 +14,12 @@ from zpccl.protocol.master import MasterOptions
 from zpccl.protocol.messages import Acknowledgement, Decision, Kick, Linked, Plan
 from zpccl.protocol.operation import SYNC, Key
 
-from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, offer, pids, spec
+from .harness import OPTIMIZE, PENDING, UPDATE, MasterBench, bench_of, offer, pids, spec
 from .standby import Standby
 from .takeover import TakeOver
 
 WARNING = limits.STRAGGLER_WARNING_NS
 TIMEOUT = 25 * limits.SECOND
-
-
-def bench_of(*names: str, timeout_ns: int | None = None) -> MasterBench:
-    bench = MasterBench(MasterOptions(straggler_timeout_ns=timeout_ns))
-    bench.members(*names)
-    bench.logged.clear()
-    return bench
 
 
 def lines(bench: MasterBench, level: Level = Level.WARNING) -> list[str]:
@@ -37,7 +30,7 @@ def lines(bench: MasterBench, level: Level = Level.WARNING) -> list[str]:
 
 
 def test_who_does_not_vote_is_named() -> None:
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     bench.begin("a", 1, spec(3))
     bench.tick(limits.SECOND)
     bench.begin("c", 1, spec(3))
@@ -53,7 +46,7 @@ def test_who_does_not_vote_is_named() -> None:
 
 
 def test_it_is_said_again_ever_more_rarely() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     waited = []
     for _ in range(4):
@@ -64,7 +57,7 @@ def test_it_is_said_again_ever_more_rarely() -> None:
 
 
 def test_it_is_said_when_they_have_voted_after_all() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1)
     bench.tick(WARNING)
     lines(bench)
@@ -77,7 +70,7 @@ def test_it_is_said_when_they_have_voted_after_all() -> None:
 
 
 def test_nothing_is_said_of_who_is_gone() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1)
     bench.tick(WARNING)
     lines(bench)
@@ -97,8 +90,8 @@ def test_topology_calls_wait_for_all_groups(kind: int, name: str) -> None:
 
 
 def test_syncs_wait_for_their_group() -> None:
-    bench = bench_of("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     bench.say("x", offer(1, 0))
     bench.tick(1)
     bench.say("a", offer(1, 0))
@@ -111,7 +104,7 @@ def test_syncs_wait_for_their_group() -> None:
 
 def test_peers_that_wait_for_each_other() -> None:
     """a waits in are_peers_pending for b and c. These wait for a in a collective that may run beside it."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     bench.vote("a", PENDING, 1)
     for name in "bc":
         bench.begin(name, 1)
@@ -127,7 +120,7 @@ def test_peers_that_wait_for_each_other() -> None:
 
 def test_who_is_held_up_by_a_straggler_is_none() -> None:
     """Found by the simulator: all of another group waited for b, too. b waited for c, which did not respond."""
-    bench = bench_of("b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("bc", straggler_timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     bench.vote("x", PENDING, 1)
     bench.tick(limits.SECOND)
@@ -139,7 +132,7 @@ def test_who_is_held_up_by_a_straggler_is_none() -> None:
 
 def test_who_is_in_a_long_collective_is_no_straggler() -> None:
     """The other group waits. Nobody is removed for it, and the master is not kept busy."""
-    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     for name in "ab":
         bench.begin(name, 1)
@@ -157,7 +150,7 @@ def test_who_is_in_a_long_collective_is_no_straggler() -> None:
 
 
 def test_who_waits_for_links_is_no_straggler() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", Linked(()))
     for name in "ab":
         bench.begin(name, 1)
@@ -168,7 +161,7 @@ def test_who_waits_for_links_is_no_straggler() -> None:
 
 def test_who_takes_its_vote_back_is_waited_for_again() -> None:
     """Also if all had voted and only links were missing."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", Linked(()))
     for name in "ab":
         bench.begin(name, 1)
@@ -181,7 +174,7 @@ def test_who_takes_its_vote_back_is_waited_for_again() -> None:
 
 
 def test_a_running_attempt_has_no_stragglers() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.begin(name, 1)
     bench.tick(10 * WARNING)
@@ -191,7 +184,7 @@ def test_a_running_attempt_has_no_stragglers() -> None:
 
 def test_a_short_operation_beside_a_long_one() -> None:
     """Each operation has its own time."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, spec(1))
     bench.tick(WARNING // 2)
     bench.begin("a", 2, spec(2))
@@ -207,7 +200,7 @@ def test_a_short_operation_beside_a_long_one() -> None:
 
 
 def test_nobody_is_removed_without_a_timeout() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1)
     for _ in range(10):
         bench.tick_at_deadline()
@@ -216,7 +209,7 @@ def test_nobody_is_removed_without_a_timeout() -> None:
 
 def test_a_straggler_is_removed_after_the_timeout() -> None:
     """L1: the others go on. The straggler gets an error that says why, and may join again."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     for name in "ac":
         bench.begin(name, 1)
     bench.tick(TIMEOUT - 1)
@@ -232,7 +225,7 @@ def test_a_straggler_is_removed_after_the_timeout() -> None:
 
 
 def test_a_timeout_shorter_than_the_warning() -> None:
-    bench = bench_of("a", "b", timeout_ns=2 * limits.SECOND)
+    bench = bench_of("ab", straggler_timeout_ns=2 * limits.SECOND)
     bench.begin("a", 1)
     bench.tick_at_deadline()
     assert bench.names() == "a"
@@ -263,8 +256,7 @@ def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] |
 
 def test_nobody_is_a_straggler_before_all_are_back() -> None:
     """S6: b has been in no call for long, but could not have made one in the outage. c has died in it."""
-    bench = MasterBench(MasterOptions(straggler_timeout_ns=2 * SECOND))
-    bench.members("a", "b", "c")
+    bench = bench_of("abc", straggler_timeout_ns=2 * SECOND)
     for name in "ac":
         bench.begin(name, 1)
     for name in "abc":
@@ -281,8 +273,7 @@ def test_nobody_is_a_straggler_before_all_are_back() -> None:
 @pytest.mark.parametrize("is_back", [False, True])
 def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
     """S6: its vote was lost with its connection, and comes again. Until it is back, its grace period counts."""
-    bench = MasterBench(MasterOptions(straggler_timeout_ns=5 * SECOND))
-    bench.members("a", "b", "c")
+    bench = bench_of("abc", straggler_timeout_ns=5 * SECOND)
     bench.hello("b", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
     bench.disconnect("b")
     for name in "ac":
@@ -300,7 +291,7 @@ def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
 
 def test_a_straggler_that_was_away_is_removed_soon_after() -> None:
     """L2: not only after another timeout, which may be an hour."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     for name in "ac":
         bench.begin(name, 1)
     begun_ns = bench.now_ns
@@ -314,7 +305,7 @@ def test_a_straggler_that_was_away_is_removed_soon_after() -> None:
 
 def test_a_straggler_that_comes_and_goes_is_removed() -> None:
     """L2: it never votes, and connects again every second, for ever."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     for name in "ac":
         bench.begin(name, 1)
     excused_ns = TIMEOUT + limits.AWAY_EXCUSE_MAX_NS
@@ -322,7 +313,7 @@ def test_a_straggler_that_comes_and_goes_is_removed() -> None:
 
 
 def test_a_straggler_in_two_operations_is_removed_once() -> None:
-    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
     bench.begin("a", 1, spec(1), spec(2))
     kicks = [message for _, message in bench.tick(TIMEOUT) if isinstance(message, Kick)]
     assert len(kicks) == 1
@@ -332,7 +323,7 @@ def test_a_straggler_in_two_operations_is_removed_once() -> None:
 
 def test_many_operations_are_counted() -> None:
     """A batch of hundreds of tensors does not fill the log."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.begin("a", 1, *(spec(tag) for tag in range(100)))
     bench.tick(WARNING)
     found = lines(bench)
@@ -373,7 +364,7 @@ DEADLOCK = (
 @pytest.mark.parametrize("timeout_ns", [None, TIMEOUT])
 def test_peers_in_different_tags(timeout_ns: int | None) -> None:
     """L1: nobody was a straggler, so nobody was named, for ever."""
-    bench = bench_of("a", "b", "c", timeout_ns=timeout_ns)
+    bench = bench_of("abc", straggler_timeout_ns=timeout_ns)
     began_ns = bench.now_ns
     for name, tag in (("a", 1), ("b", 2), ("c", 1)):
         bench.begin(name, 1, spec(tag))
@@ -402,7 +393,7 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
 
 def test_batches_that_overlap_in_part() -> None:
     """L1: operations with all votes run. c waits for both, neither waits for c, and c is in the deadlock."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     bench.begin("a", 1, spec(1), spec(2))
     bench.begin("b", 1, spec(2), spec(3))
     bench.begin("c", 1, spec(1), spec(2), spec(3))
@@ -433,7 +424,7 @@ def test_batches_that_overlap_in_part() -> None:
 
 def test_a_slow_peer_is_in_no_deadlock() -> None:
     """The votes of a and b wait for each other, but both also wait for c's vote, and c is in no call."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1, spec(1))
     bench.begin("b", 1, spec(2))
     until(bench, bench.now_ns + WARNING)
@@ -445,7 +436,7 @@ def test_a_slow_peer_is_in_no_deadlock() -> None:
 
 def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
     """An operation that runs is not ended: all have voted for that tag."""
-    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
     bench.say("a", Linked(()))
     for name, tag in (("a", 1), ("b", 2)):
         bench.begin(name, 1, spec(3))
@@ -456,7 +447,7 @@ def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
 
 def test_are_peers_pending_is_no_excuse() -> None:
     """A peer that also waits in it may be in a deadlock. The question goes on when the deadlock is gone."""
-    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
+    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
     bench.members("x", group=1)
     bench.vote("a", PENDING, 1)
     bench.vote("x", PENDING, 1)
@@ -471,7 +462,7 @@ def test_are_peers_pending_is_no_excuse() -> None:
 
 def test_a_deadlock_is_looked_for_though_nobody_votes_any_more() -> None:
     """An attempt that ends leaves its peers in calls that wait for each other."""
-    bench = bench_of("a", "b", timeout_ns=None)
+    bench = bench_of("ab")
     for name, tag in (("a", 1), ("b", 2)):
         bench.begin(name, 1, spec(3))
         bench.begin(name, 2, spec(tag))
@@ -484,7 +475,7 @@ def test_a_deadlock_is_looked_for_though_nobody_votes_any_more() -> None:
 
 
 def test_the_loss_of_a_peer_may_leave_the_others_in_a_deadlock() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1, spec(1))
     bench.begin("b", 1, spec(2))
     until(bench, bench.now_ns + 20 * WARNING)
@@ -495,8 +486,8 @@ def test_the_loss_of_a_peer_may_leave_the_others_in_a_deadlock() -> None:
 
 
 def test_two_deadlocks_and_operations_that_wait_for_them() -> None:
-    bench = bench_of("a", "b", timeout_ns=TIMEOUT)
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
+    bench.members("xy", group=1)
     for name, tag in zip("abxy", (1, 2, 1, 2), strict=True):
         bench.begin(name, 1, spec(tag))
     bench.vote("a", PENDING, 2)
@@ -509,10 +500,8 @@ def test_two_deadlocks_and_operations_that_wait_for_them() -> None:
 
 
 def test_a_line_about_a_large_deadlock_can_be_read() -> None:
-    bench = MasterBench(MasterOptions(straggler_timeout_ns=TIMEOUT))
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(40)]
-    bench.members(*names)
-    bench.logged.clear()
+    bench = bench_of(names, straggler_timeout_ns=TIMEOUT)
     for tag, name in enumerate(names):
         bench.begin(name, 1, spec(tag))
     until(bench, bench.now_ns + WARNING)
@@ -525,7 +514,7 @@ def test_a_line_about_a_large_deadlock_can_be_read() -> None:
 
 def test_an_operation_in_a_deadlock_of_rounds_can_be_ended() -> None:
     """At present no votes are in such a deadlock, as they are refused at once. If one occurs, it does not last."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", offer(1, 0))
     bench.machine.operations.refuse(Key(SYNC, 0), Result.INVALID_USAGE, "why")
     assert bench.peer("a").answers[1] == Decision(1, Result.INVALID_USAGE, reason="why")
@@ -534,7 +523,7 @@ def test_an_operation_in_a_deadlock_of_rounds_can_be_ended() -> None:
 @pytest.mark.parametrize("seconds", [TIMEOUT // limits.SECOND - 1, 2 * TIMEOUT // limits.SECOND])
 def test_who_cannot_vote_in_an_outage_of_all_is_no_straggler(seconds: int) -> None:
     """L3: b and c are removed only if they do not vote once all are back."""
-    bench = bench_of("a", "b", "c", timeout_ns=TIMEOUT)
+    bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     bench.begin("a", 1)
     for name in "abc":
         bench.disconnect(name)

@@ -44,7 +44,7 @@ def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
 
 def running(revision: int = 1) -> MasterBench:
     """a and b hold the state that c, which is behind, must fetch."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.say("a", offer(1, revision, w("x")))
     bench.say("b", offer(1, revision, w("x")))
     bench.say("c", offer(1, 0, w("old")))
@@ -53,7 +53,7 @@ def running(revision: int = 1) -> MasterBench:
 
 def test_from_offers_to_commit() -> None:
     """S5: golden."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     assert bench.say("a", offer(1, 1, w("x"))) == []
     assert bench.say("c", offer(3, 0, w("old"))) == []
     assert bench.say("b", offer(2, 1, w("x"))) == [
@@ -70,7 +70,7 @@ def test_from_offers_to_commit() -> None:
 
 
 def test_equal_states_commit_at_once() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", offer(1, 0))
     assert bench.say("b", offer(1, 0)) == [
         ("a1", sync_plan(1, 0, "ab")),
@@ -81,7 +81,7 @@ def test_equal_states_commit_at_once() -> None:
 
 
 def test_all_fetchers_must_have_it() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "abc":
         bench.say(name, offer(1, 1 if name == "a" else 0, w(name)))
     assert bench.fetched("b", 1) == []
@@ -90,7 +90,7 @@ def test_all_fetchers_must_have_it() -> None:
 
 
 def test_revisions_go_on_from_sync_to_sync() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for revision in range(3):
         for name in "ab":
             bench.say(name, offer(revision + 1, revision))
@@ -105,7 +105,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
 
 def test_members_in_step_may_skip_revisions() -> None:
     """The peers that completed the last sync have the vote; a joiner ahead of them is refused."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.say(name, offer(1, 3))
     bench.members("c")
@@ -118,10 +118,10 @@ def test_members_in_step_may_skip_revisions() -> None:
 
 
 def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.say(name, offer(1, 9))
-    bench.members("c", "d")
+    bench.members("cd")
     bench.leave("a")
     bench.leave("b")
     bench.say("c", offer(1, 5, w("c")))
@@ -134,15 +134,15 @@ def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
 
 def test_alone() -> None:
     bench = bench_of("a")
-    bench.members("x", "y", group=1)
+    bench.members("xy", group=1)
     assert bench.say("a", offer(1, 0)) == [
         ("a1", Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))
     ]
 
 
 def test_groups_are_independent() -> None:
-    bench = bench_of("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     bench.say("a", offer(1, 4, w("a")))
     bench.say("x", offer(1, 9, w("x")))
     bench.say("y", offer(1, 8, w("y")))
@@ -155,7 +155,7 @@ def test_groups_are_independent() -> None:
 
 
 def test_the_refused_are_answered_and_the_rest_go_on() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     sent = bench.say("c", offer(1, 0, w("y")))
@@ -169,7 +169,7 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
 
 
 def test_nobody_to_elect() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.say(name, offer(1, 0, strategy=1))
     answer = Decision(1, Result.NO_SHARED_STATE_AVAILABLE, reason="all peers are RECEIVE_ONLY")
@@ -178,7 +178,7 @@ def test_nobody_to_elect() -> None:
 
 
 def test_offers_out_of_order_are_refused() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     problem = "keys 'w' and 'v' are not in order"
     answer = ("a1", Decision(1, Result.INVALID_ARGUMENT, reason=problem))
     for _ in range(2):
@@ -188,7 +188,7 @@ def test_offers_out_of_order_are_refused() -> None:
 
 
 def test_an_offer_again_gets_what_has_become_of_it() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     first = offer(1, 1, w("x"))
     bench.say("a", first)
     assert bench.say("a", first) == []
@@ -239,7 +239,7 @@ def test_all_holders_die() -> None:
 
 def two_fetchers(*links_down: str) -> MasterBench:
     """a holds the state, b and c fetch it."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, *links_down)
     for name in "abc":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -268,7 +268,7 @@ def test_nobody_stands_in_for_the_holder(links_down: tuple[str, ...], done: str)
 
 def test_who_has_all_stands_in_for_the_holder_by_way_of_others() -> None:
     """c does not reach d, which has everything: b passes on what it gets from d."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "cd")
     for name in "abcd":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -318,7 +318,7 @@ def test_a_fetcher_that_dies_is_not_waited_for() -> None:
 
 
 def test_one_of_two_fetchers_dies() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name, revision in (("a", 1), ("b", 0), ("c", 0)):
         bench.say(name, offer(1, revision, w(name)))
     bench.leave("b")
@@ -328,7 +328,7 @@ def test_one_of_two_fetchers_dies() -> None:
 
 
 def test_a_member_lost_before_all_have_called_is_not_waited_for() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     for name in "ab":
         bench.say(name, offer(1, 0))
     bench.leave("c")
@@ -336,7 +336,7 @@ def test_a_member_lost_before_all_have_called_is_not_waited_for() -> None:
 
 
 def test_the_offer_of_who_is_lost_does_not_count() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.say("c", offer(1, 9, w("c")))
     bench.say("a", offer(1, 1))
     bench.lose("c")
@@ -345,14 +345,14 @@ def test_the_offer_of_who_is_lost_does_not_count() -> None:
 
 
 def test_the_loss_of_all_others_while_voting() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", offer(1, 0))
     bench.lose("b")
     assert bench.verdict("a", 1) == Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group")
 
 
 def test_withdraw_while_voting() -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     bench.say("a", offer(1, 0))
     assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
     bench.say("b", offer(1, 0))
@@ -385,7 +385,7 @@ def test_a_report_on_a_sync_after_it_is_forgotten() -> None:
 
 
 def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     bench.say("a", offer(1, 1, w("x")))
     bench.say("b", offer(1, 1, entry("v", "x")))
     bench.say("c", offer(1, 0, w("y")))
@@ -410,7 +410,7 @@ def test_a_second_sync_waits_for_the_first() -> None:
 
 def test_collectives_and_syncs_share_attempt_ids() -> None:
     """S3."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for name in "ab":
         bench.begin(name, 1, spec(1))
     for name in "ab":
@@ -419,7 +419,7 @@ def test_collectives_and_syncs_share_attempt_ids() -> None:
 
 
 def test_holders_are_in_ring_order() -> None:
-    bench = bench_of("c", "a", "b")
+    bench = bench_of("cab")
     for name in "abc":
         bench.say(name, offer(1, 0))
     plans = [message for message in bench.said["a1"] if is_fetching(message)]
@@ -447,7 +447,7 @@ def plans_of(bench: MasterBench) -> dict[str, Plan]:
 
 def test_sources_are_holders_with_a_link() -> None:
     """L2: no peer fetches from a peer that it cannot reach."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ad", "bc")
     for name in "abcd":
         bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
@@ -468,7 +468,7 @@ def test_holders_by_whose_link_something_failed_come_last() -> None:
 
 def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     """L2: through as many others as needed."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bd")
     for name in "abcd":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -502,7 +502,7 @@ def test_keys_that_may_differ_come_from_the_source(
 
     Only peers that end with the same contents are partial seeds of each other.
     """
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, *links_down)
     for name in "abcd":
         contents = "new" if name in "ab" else name
@@ -515,7 +515,7 @@ def test_keys_that_may_differ_come_from_the_source(
 
 
 def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ac", "bc")
     for name in "abc":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -530,8 +530,8 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
 
 def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
     """S4, paths, seed 2214: peers drop frames of ids that they first hear of after a greater one."""
-    bench = bench_of("a", "b")
-    bench.members("x", "y", group=1)
+    bench = bench_of("ab")
+    bench.members("xy", group=1)
     bench.say("a", Linked(()))
     for name in "ab":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -546,7 +546,7 @@ def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
 
 def test_who_stays_without_a_source_is_removed() -> None:
     """L1, L2."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ac", "bc")
     for name in "abc":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -560,7 +560,7 @@ def test_who_stays_without_a_source_is_removed() -> None:
 
 def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() -> None:
     """L1, L2: links connect all three, but b, which has other tensors, takes no part."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ac")
     bench.say("a", offer(1, 1, w("a")))
     bench.say("b", offer(1, 0, entry("v", "b")))
@@ -578,7 +578,7 @@ def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() ->
 
 @pytest.mark.parametrize("how", ["leave", "withdraw"])
 def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     unlink(bench, "ab")
     for name in "ab":
         bench.say(name, offer(1, int(name == "a"), w(name)))
@@ -593,7 +593,7 @@ def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
 
 def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> None:
     """S5. Paths, seed 9485216: after a loss the master looked at all offers again, even at refused ones."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     bench.machine.syncs.restore_last(0, 0, frozenset(bench.peer(name) for name in "abcd"))
     unlink(bench, "ab", "bc", "bd")
     for name, revision in zip("abcd", (1, 0, 4, 4), strict=True):
@@ -610,7 +610,7 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
 @pytest.mark.parametrize("gone", ["a", "b", "ab"])
 def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_others_leave(gone: str) -> None:
     """L1: nothing is left to fetch, or nobody to fetch from. It hears why it was refused, not who is lost."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
     bench.say("b", offer(1, 0, w("b")))
@@ -625,7 +625,7 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
 
 def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_refused() -> None:
     """L2: b has everything that d fetches. c is refused and has no part in it."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ad", "bd")
     for name, own in (("a", "1"), ("b", "2")):
         bench.say(name, offer(1, 1, entry("own", own, free=True), w("x")))
@@ -645,7 +645,7 @@ def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_ref
 @pytest.mark.parametrize("is_back", [False, True])
 def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_back: bool) -> None:
     """L2. Impatient, seed 19633862: the loss of b ended the sync because of c, which was gone too."""
-    bench = bench_of("a", "b", "c", "d")
+    bench = bench_of("abcd")
     unlink(bench, "ac", "cd")
     for name, own in (("a", "1"), ("b", "2")):
         bench.say(name, offer(1, 1, entry("own", own, free=True), w("x")))
@@ -667,7 +667,7 @@ def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for_links(name: str) -> None:
     """L1: the withdrawal ends the sync, as any does. Whoever withdraws, c hears why it was refused."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ab")
     bench.say("a", offer(1, 1, w("a")))
     bench.say("b", offer(1, 0, w("b")))
@@ -680,7 +680,7 @@ def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for
 
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
     """The remaining peers hold the state, so the sync has succeeded."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     unlink(bench, "ac", "bc")
     for name in "abc":
         bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
@@ -690,7 +690,7 @@ def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
 
 def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() -> None:
     """L2: two syncs fail because of it, each after a while. The third one continues where they ended."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for call_id in (1, 2, 3):
         bench.say("a", offer(call_id, 5))
         bench.say("b", offer(call_id, 0, entry("w", "2")))
@@ -705,7 +705,7 @@ def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() ->
 @pytest.mark.parametrize("is_other_linked", [True, False])
 def test_a_sync_goes_round_a_path_that_carries_nothing_large(is_other_linked: bool) -> None:
     """L2: only a has the elected value of r, of which each peer has another one. So c first fetches all from a."""
-    bench = bench_of("a", "b", "c")
+    bench = bench_of("abc")
     if not is_other_linked:
         unlink(bench, "bc")
     found = []
@@ -725,7 +725,7 @@ def test_a_sync_goes_round_a_path_that_carries_nothing_large(is_other_linked: bo
 @pytest.mark.parametrize("outages", [0, 1, 2])
 def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int) -> None:
     """L2: two peers. The link is back when they call again. Outages of all may break more than one sync."""
-    bench = bench_of("a", "b")
+    bench = bench_of("ab")
     for call_id in range(1, 1 + max(outages, 1)):
         bench.say("a", offer(call_id, 5))
         bench.say("b", offer(call_id, 0, entry("w", "2")))
@@ -743,7 +743,7 @@ def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int
 @pytest.mark.parametrize("holders", ["a", "ab", "abde"])
 def test_who_can_fetch_over_none_of_its_links_is_removed(holders: str) -> None:
     """L2: all links of c come up again and again, and carry nothing large. Otherwise the others would never sync."""
-    bench = bench_of("a", "c", *holders[1:])
+    bench = bench_of("ac" + holders[1:])
     for call_id in range(1, 20):
         begun_ns, plans = bench.now_ns, plans_of(bench)
         for name in {*holders, "c"}:

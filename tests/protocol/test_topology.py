@@ -11,16 +11,14 @@ from zpccl.errors import Result
 from zpccl.protocol.messages import Decision, Kick, Linked, Plan, Ready, TopologyKind
 from zpccl.types import Algorithm
 
-from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, offer, pids, spec
+from .harness import FIRST_ATTEMPT, OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, bench_of, offer, pids, spec
 
 OK = Result.SUCCESS
 
 
 @pytest.fixture
 def bench() -> MasterBench:
-    bench = MasterBench()
-    bench.members("a", "b")
-    return bench
+    return bench_of("ab")
 
 
 def ask(bench: MasterBench, name: str, function: str, call_id: int = 1) -> None:
@@ -59,7 +57,7 @@ def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: 
 def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterBench, again: bool) -> None:
     """S6: until then nobody hears of it, waits for its links or admits it. It may report on another connection."""
     bench.hello("j", is_ready=False)
-    bench.link("a", "b", "j")
+    bench.link("abj")
     for call_id, kind in ((1, PENDING), (2, UPDATE)):
         for name in "ab":
             bench.vote(name, kind, call_id)
@@ -70,7 +68,7 @@ def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterB
     if again:
         bench.disconnect("j")
         bench.hello("j", welcomed=True, run_id=RUN_ID)
-        bench.link("a", "b", "j")
+        bench.link("abj")
     else:
         bench.say("j", Ready())
     bench.vote("b", UPDATE, 3)
@@ -83,7 +81,7 @@ def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
     bench.hello("j", is_ready=False)
     bench.say("j", Ready())
     bench.hello_again("j", welcomed=True, is_ready=False, run_id=RUN_ID, connection=1)
-    bench.link("a", "b", "j")
+    bench.link("abj")
     for name in "ab":
         bench.vote(name, UPDATE, 1)
     assert bench.names() == "abj"
@@ -93,7 +91,7 @@ def test_links_of_who_is_not_ready_are_not_waited_for(bench: MasterBench) -> Non
     """Other joiners that are ready are admitted at once."""
     bench.hello("j", is_ready=False)
     bench.register("k")
-    bench.link("a", "b", "k")
+    bench.link("abk")
     for name in "ab":
         bench.vote(name, UPDATE, 1)
     assert bench.names() == "abk"
@@ -126,7 +124,7 @@ def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
 
 def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench) -> None:
     bench.register("j")
-    bench.link("a", "b", "j")
+    bench.link("abj")
     for name in "ab":
         bench.vote(name, UPDATE, 1)
     assert bench.names() == "abj"
@@ -171,12 +169,6 @@ def test_only_one_call_at_a_time(bench: MasterBench) -> None:
 # --- Joiners that lack links ----------------------------------------------------------------------------------------
 
 
-def of_three() -> MasterBench:
-    bench = MasterBench()
-    bench.members("a", "b", "c")
-    return bench
-
-
 def update(bench: MasterBench, call_id: int = 1) -> None:
     """All members vote."""
     for name in bench.names():
@@ -185,7 +177,7 @@ def update(bench: MasterBench, call_id: int = 1) -> None:
 
 def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> None:
     """L2: it is admitted after the time in which links are set up."""
-    bench = of_three()
+    bench = bench_of("abc")
     bench.register("j")
     bench.say("j", Linked(pids("ab")))
     bench.say("a", Linked(pids("bcj")))
@@ -203,7 +195,7 @@ def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> No
 @pytest.mark.parametrize("link", "abc")
 def test_a_joiner_that_reaches_one_member_is_admitted(link: str) -> None:
     """L2: no ring can include it, and all-reduces go on with it."""
-    bench = of_three()
+    bench = bench_of("abc")
     bench.register("j")
     bench.say("j", Linked(pids(link)))
     bench.say(link, Linked(pids({*"abcj"} - {link})))
@@ -218,7 +210,7 @@ def test_a_joiner_that_reaches_one_member_is_admitted(link: str) -> None:
 
 def test_a_joiner_that_reaches_nobody_is_not_admitted() -> None:
     """S6."""
-    bench = of_three()
+    bench = bench_of("abc")
     bench.register("j")
     bench.say("j", Linked(pids("abc")))  # j only claims these links.
     update(bench)
@@ -232,7 +224,7 @@ def test_a_joiner_that_reaches_nobody_is_not_admitted() -> None:
 
 def test_a_joiner_that_reaches_one_member_may_wait() -> None:
     """It is not removed for a link that it can do without. When it cannot do without it, its time begins."""
-    bench = of_three()
+    bench = bench_of("abc")
     bench.register("j")
     for name, linked in (("j", "ab"), ("a", "bcj")):
         bench.say(name, Linked(pids(linked)))
@@ -245,8 +237,8 @@ def test_a_joiner_that_reaches_one_member_may_wait() -> None:
 
 def test_joiners_that_lack_links_are_judged_together() -> None:
     """A joiner may reach the members through another one that is admitted with it, if that one registered first."""
-    bench = of_three()
-    bench.register("i", "j", "k")
+    bench = bench_of("abc")
+    bench.register("ijk")
     for name, linked in (("i", "jk"), ("j", "ai"), ("k", "i"), ("a", "bcj")):
         bench.say(name, Linked(pids(linked)))
     update(bench)
@@ -301,8 +293,7 @@ def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str,
 
 
 def test_three_different_calls() -> None:
-    bench = MasterBench()
-    bench.members("a", "b", "c")
+    bench = bench_of("abc")
     bench.begin("a", 1)
     bench.vote("b", PENDING, 1)
     assert bench.vote("c", UPDATE, 1) != []
@@ -332,7 +323,7 @@ def test_a_collective_that_waits_for_links_is_no_conflict(bench: MasterBench) ->
 
 
 def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
-    bench.members("x", "y", group=1)
+    bench.members("xy", group=1)
     bench.begin("x", 1)
     bench.vote("a", UPDATE, 1)
     assert bench.verdict("a", 1) is bench.verdict("x", 1) is None
@@ -345,7 +336,7 @@ def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None
 
 def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
     """A group may sync while another waits for an update of all."""
-    bench.members("x", "y", group=1)
+    bench.members("xy", group=1)
     bench.vote("a", UPDATE, 1)
     bench.say("x", offer(1, 0))
     bench.say("y", offer(1, 0))
@@ -354,7 +345,7 @@ def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
 
 
 def test_a_conflict_in_one_group_leaves_the_sync_of_another_alone(bench: MasterBench) -> None:
-    bench.members("x", "y", group=1)
+    bench.members("xy", group=1)
     bench.say("x", offer(1, 0))
     bench.vote("a", UPDATE, 1)
     bench.say("b", offer(1, 0))
