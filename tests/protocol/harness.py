@@ -348,6 +348,11 @@ class MasterBench:
         """The decision on a call, or None while the call is open."""
         return self.verdicts.get((name, call_id))
 
+    def decision(self, name: str, call_id: int) -> Decision:
+        """The decision on a call, which is over."""
+        assert (name, call_id) in self.verdicts, f"call {call_id} of {name} is open"
+        return self.verdicts[name, call_id]
+
     def snapshot(self) -> dict[str, Any]:
         """Everything that the master holds, except what only counts messages."""
         machine = self.machine

@@ -313,8 +313,7 @@ def test_what_comes_behind_a_loss_in_one_step_is_not_taken_before_what_came_earl
                 bench.call("b", 5, AHEAD + 3)
             bench.finish(name, 5, AHEAD + 3)
     for number in (2, 3, 4, 5):
-        decisions = [bench.verdict(name, number) for name in "ab"]
-        assert [decision and decision.result for decision in decisions] == [Result.SUCCESS] * 2, number
+        assert [bench.decision(name, number).result for name in "ab"] == [Result.SUCCESS] * 2
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -340,8 +339,7 @@ def test_calls_that_are_over_are_decided_before_others_join(dies: bool) -> None:
         bench.tick(bench.options.disconnect_grace_ns)
     assert bench.names() == "abd"
     for number in (2, 3, 4):
-        decisions = [bench.verdict(name, number) for name in "ab"]
-        assert [decision and decision.result for decision in decisions] == [Result.SUCCESS] * 2, number
+        assert [bench.decision(name, number).result for name in "ab"] == [Result.SUCCESS] * 2
 
 
 def test_a_later_call_may_be_withdrawn() -> None:

@@ -167,8 +167,7 @@ def test_a_mismatch_of_many_can_be_read() -> None:
     for number, name in enumerate(names):
         bench.begin(name, 1, spec(count=number + 1))
     for name in names:
-        answer = bench.verdict(name, 1)
-        assert isinstance(answer, Decision)
+        answer = bench.decision(name, 1)
         assert (answer.result, answer.field) == (Result.INVALID_USAGE, "count")
         assert [value.partition(" ")[0] for value in answer.values] == ["1", "2", "3", "47"]
         assert answer.values[-1] == "47 other values"
@@ -179,8 +178,7 @@ def test_of_many_who_give_one_value_some_are_named() -> None:
     bench = bench_of(names)
     for name in names:
         bench.begin(name, 1, spec(count=9 if name == names[-1] else 8))
-    answer = bench.verdict(names[0], 1)
-    assert isinstance(answer, Decision)
+    answer = bench.decision(names[0], 1)
     assert answer.values[0] == f"8 from {', '.join(names[:13])} and 26 others"
     assert answer.values[1] == f"9 from {names[-1]}"
 
@@ -796,8 +794,7 @@ def test_the_digest_of_who_is_away_counts(go_away: Callable[[MasterBench, str], 
     bench.finish("a", 1)
     go_away(bench, "c")
     bench.finish("b", 1)
-    verdict = bench.verdict("a", 1)
-    assert isinstance(verdict, Decision)
+    verdict = bench.decision("a", 1)
     assert (verdict.committed, verdict.result) == (False, Result.INTERNAL_ERROR)
 
 
@@ -806,8 +803,7 @@ def test_survivors_that_differ_do_not_commit() -> None:
     bench.finish("a", 1, digest=1)
     bench.finish("b", 1, digest=2)
     bench.leave("c")
-    verdict = bench.verdict("a", 1)
-    assert isinstance(verdict, Decision)
+    verdict = bench.decision("a", 1)
     assert (verdict.committed, verdict.result) == (False, Result.INTERNAL_ERROR)
 
 

@@ -10,7 +10,7 @@ from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
-from zpccl.protocol.messages import Decision, Linked, Plan, Reducing, Refusal, Refused, Report
+from zpccl.protocol.messages import Linked, Plan, Reducing, Refusal, Refused, Report
 from zpccl.protocol.rings import plan_edges
 from zpccl.types import Algorithm, DataType, ReduceOp
 
@@ -108,8 +108,7 @@ def test_voters_must_agree_on_it() -> None:
     bench = bench_of("ab")
     bench.begin("a", 1, spec(algorithm=Algorithm.RING))
     bench.begin("b", 1, spec(algorithm=Algorithm.DIRECT))
-    answer = bench.verdict("a", 1)
-    assert isinstance(answer, Decision)
+    answer = bench.decision("a", 1)
     assert (answer.result, answer.field) == (Result.INVALID_USAGE, "algorithm")
     assert answer.values == ("RING from a", "DIRECT from b")
 

@@ -208,8 +208,8 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
     bench.begin("a", 1, replace(ALL_TO_ALL, count=6, rows=3))
     bench.begin("b", 1, replace(ALL_TO_ALL, count=4, rows=2))
     for name in "ab":
-        verdict = bench.verdict(name, 1)
-        assert verdict is not None and (verdict.result, verdict.field) == (Result.RANK_CONNECTION_LOST, "")
+        verdict = bench.decision(name, 1)
+        assert (verdict.result, verdict.field) == (Result.RANK_CONNECTION_LOST, "")
         assert "rows for 3 peers, but the group has only 2" in verdict.reason
     for name in "ab":
         bench.begin(name, 2, replace(ALL_TO_ALL, count=4, rows=2))
@@ -225,8 +225,8 @@ def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveK
     bench.lose("c")
     bench.begin("b", 1, needy)
     for name in "ab":
-        verdict = bench.verdict(name, 1)
-        assert verdict is not None and verdict.result == Result.TOO_FEW_PEERS
+        verdict = bench.decision(name, 1)
+        assert verdict.result == Result.TOO_FEW_PEERS
         assert verdict.reason == "2 peers are in the group, and min_world_size is 3; wait for others"
     assert not bench.plans
 
@@ -235,8 +235,8 @@ def test_members_agree_in_how_many_they_need() -> None:
     bench = bench_of("ab")
     for name, needed in (("a", 0), ("b", 2)):
         bench.begin(name, 1, replace(spec(), min_world_size=needed))
-    verdict = bench.verdict("a", 1)
-    assert verdict is not None and (verdict.result, verdict.field) == (Result.INVALID_USAGE, "min_world_size")
+    verdict = bench.decision("a", 1)
+    assert (verdict.result, verdict.field) == (Result.INVALID_USAGE, "min_world_size")
 
 
 def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:

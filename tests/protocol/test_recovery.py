@@ -676,9 +676,7 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
     bench.finish("b", 4, 7)
     assert bench.verdict("b", 4) is None
     bench.tick(limits.RECOVERY_WAIT_NS)
-    verdict = bench.verdict("b", 4)
-    assert isinstance(verdict, Decision)
-    assert not verdict.committed
+    assert not bench.decision("b", 4).committed
 
 
 def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
@@ -692,9 +690,7 @@ def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
     bench.leave("a")
     assert bench.verdict("b", 4) is None
     bench.tick(limits.RECOVERY_WAIT_NS)
-    verdict = bench.verdict("b", 4)
-    assert isinstance(verdict, Decision)
-    assert verdict.result == Result.INTERNAL_ERROR
+    assert bench.decision("b", 4).result == Result.INTERNAL_ERROR
 
 
 def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
@@ -922,8 +918,7 @@ def test_a_running_sync_ends_where_nobody_can_tell_what_to_fetch(bench: TakeOver
     bench.say("c", offer(5, 1, entry("w", "old")))
     while bench.machine.deadline_ns() is not None and bench.names() != "bc":
         bench.tick_at_deadline()
-    verdict = bench.verdict("c", 5)
-    assert isinstance(verdict, Decision)
+    verdict = bench.decision("c", 5)
     assert (verdict.committed, verdict.reason) == (False, "lost a, and no source is left to fetch from")
 
 
@@ -940,8 +935,7 @@ def test_an_offer_that_came_before_the_report_of_its_sync_is_part_of_it(bench: T
     assert bench.verdict("b", 4) == Decision(4, 0, 2, attempt_id=7)
     bench.say("b", offer(5, 3, entry("w", "next"), oldest=5))  # The offer counts once: the next sync is another one.
     bench.say("a", offer(4, 3, entry("w", "next"), oldest=4))
-    verdict = bench.verdict("b", 5)
-    assert isinstance(verdict, Decision)
+    verdict = bench.decision("b", 5)
     assert (verdict.committed, verdict.value) == (True, 3)
 
 
@@ -950,9 +944,7 @@ def test_an_offer_that_does_not_fit_ends_the_sync(bench: TakeOver) -> None:
     bench.report("b")
     bench.say("a", offer(3, 2, entry("w", "new")))
     bench.say("b", offer(4, 1, entry("other", "old")))
-    verdict = bench.verdict("a", 3)
-    assert isinstance(verdict, Decision)
-    assert not verdict.committed
+    assert not bench.decision("a", 3).committed
 
 
 def test_the_revision_goes_on(bench: TakeOver) -> None:
@@ -1020,9 +1012,7 @@ def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) 
     )
     bench.report("a", outcomes=(refused,), oldest_call_id=4)
     bench.report("b", oldest_call_id=4)
-    verdict = bench.verdict("b", 4)
-    assert verdict is not None
-    assert verdict.result == Result.NO_SHARED_STATE_AVAILABLE
+    assert bench.decision("b", 4).result == Result.NO_SHARED_STATE_AVAILABLE
 
 
 # --- The peer ---------------------------------------------------------------------------------------------------------

@@ -342,8 +342,7 @@ def test_many_operations_are_counted() -> None:
 
 def refused(bench: MasterBench, name: str, call_id: int) -> str:
     """The reason why a call was refused."""
-    answer = bench.verdict(name, call_id)
-    assert isinstance(answer, Decision)
+    answer = bench.decision(name, call_id)
     assert answer.result == Result.INVALID_USAGE
     return answer.reason
 

@@ -97,8 +97,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
         assert bench.verdict("a", revision + 1) == committed(revision + 1, revision, FIRST_ATTEMPT + revision)
     bench.say("a", offer(9, 3))
     bench.say("b", offer(9, 4))
-    answer = bench.verdict("b", 9)
-    assert isinstance(answer, Decision)
+    answer = bench.decision("b", 9)
     assert (answer.result, "revision 4 is ahead of the run's 3" in answer.reason) == (Result.INVALID_USAGE, True)
     assert bench.verdict("a", 9) == committed(9, 3, FIRST_ATTEMPT + 3)
 
@@ -112,9 +111,7 @@ def test_members_in_step_may_skip_revisions() -> None:
     for name, revision in (("a", 8), ("b", 8), ("c", 9)):
         bench.say(name, offer(2, revision))
     assert bench.verdict("a", 2) == committed(2, 8, FIRST_ATTEMPT + 1)
-    answer = bench.verdict("c", 2)
-    assert isinstance(answer, Decision)
-    assert answer.result == Result.INVALID_USAGE
+    assert bench.decision("c", 2).result == Result.INVALID_USAGE
 
 
 def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
@@ -161,9 +158,7 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
     sent = bench.say("c", offer(1, 0, w("y")))
     told = [("a1", Decision), ("c1", Decision)]  # They remember the refusal, for another master.
     assert [(c, type(m)) for c, m in sent] == [("b1", Decision), *told, ("a1", Plan), ("c1", Plan)]
-    answer = bench.verdict("b", 1)
-    assert isinstance(answer, Decision)
-    assert answer.result == Result.INVALID_ARGUMENT
+    assert bench.decision("b", 1).result == Result.INVALID_ARGUMENT
     bench.fetched("c", 1)
     assert bench.verdict("a", 1) == bench.verdict("c", 1) == committed(1, 1)
 
@@ -567,12 +562,11 @@ def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() ->
     bench.say("c", offer(1, 0, w("c")))
     assert bench.verdict("b", 1) is None, "it would go on, and seem to wait for the others at another master"
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
-    refused = bench.verdict("b", 1)
-    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
+    assert bench.decision("b", 1).result == Result.INVALID_ARGUMENT
     assert bench.names() == "abc"
     for name in "ac":
-        verdict = bench.verdict(name, 1)
-        assert verdict is not None and verdict.result == Result.RANK_CONNECTION_LOST
+        verdict = bench.decision(name, 1)
+        assert verdict.result == Result.RANK_CONNECTION_LOST
         assert verdict.reason == "c: no data connection to a peer that can send it the shared state"
 
 
@@ -602,8 +596,7 @@ def test_who_was_refused_gets_no_plan_of_a_sync_that_has_waited_for_links() -> N
     assert not any(isinstance(message, Plan) for _, message in told)
     assert bench.snapshot()["transfers"] and bench.verdict("c", 1) is None
     unlink(bench, "bc")
-    refused = bench.verdict("c", 1)
-    assert refused is not None and "ahead of the run's" in refused.reason
+    assert "ahead of the run's" in bench.decision("c", 1).reason
     assert sources_of(bench) == {"b": pids("a")}
 
 
@@ -618,8 +611,7 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
     assert bench.verdict("c", 1) is None
     for name in gone:
         bench.leave(name)
-    refused = bench.verdict("c", 1)
-    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
+    assert bench.decision("c", 1).result == Result.INVALID_ARGUMENT
     assert bench.snapshot()["transfers"] == {}
 
 
@@ -634,8 +626,7 @@ def test_a_holder_leaves_a_sync_that_waits_for_links_while_somebody_is_to_be_ref
     bench.leave("a")
     assert bench.verdict("b", 1) is None and bench.verdict("d", 1) is None
     unlink(bench)
-    refused = bench.verdict("c", 1)
-    assert refused is not None and refused.result == Result.INVALID_ARGUMENT
+    assert bench.decision("c", 1).result == Result.INVALID_ARGUMENT
     assert sources_of(bench) == {"d": pids("b")}
     attempt_id = plans_of(bench)["d"].attempt_id
     bench.fetched("d", 1, attempt_id)
@@ -673,9 +664,8 @@ def test_a_call_that_is_to_be_refused_may_be_withdrawn_while_the_others_wait_for
     bench.say("b", offer(1, 0, w("b")))
     bench.say("c", offer(1, 0, entry("v", "c")))
     bench.withdraw(name, 1)
-    verdicts = [bench.verdict(each, 1) for each in "abc"]
     expected = [Result.RANK_CONNECTION_LOST, Result.RANK_CONNECTION_LOST, Result.INVALID_ARGUMENT]
-    assert [verdict.result for verdict in verdicts if verdict is not None] == expected
+    assert [bench.decision(each, 1).result for each in "abc"] == expected
 
 
 def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
@@ -758,5 +748,4 @@ def test_who_can_fetch_over_none_of_its_links_is_removed(holders: str) -> None:
     assert begun_ns <= 2 * limits.LINK_FAILING_SYNCS_MAX_NS
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == holders
-    verdict = bench.verdict("a", call_id)
-    assert verdict is not None and (verdict.committed or holders == "a")
+    assert bench.decision("a", call_id).committed or holders == "a"

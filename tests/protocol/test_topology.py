@@ -265,8 +265,7 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
         assert bench.verdict("a", 2 if second == "pending" else 1) is not None
         return
     for name in "ab":
-        answer = bench.verdict(name, 1)
-        assert isinstance(answer, Decision)
+        answer = bench.decision(name, 1)
         assert answer.result == Result.INVALID_USAGE
         for voter, its_function in (("a", first), ("b", second)):
             shown = {"update": "update_topology", "optimize": "optimize_topology", "pending": "are_peers_pending"}
@@ -286,9 +285,7 @@ def test_topology_calls_of_other_groups_conflict(bench: MasterBench, first: str,
     ask(bench, "a", first)
     ask(bench, "x", second)
     for name in "ax":
-        answer = bench.verdict(name, 1)
-        assert isinstance(answer, Decision)
-        assert answer.result == Result.INVALID_USAGE
+        assert bench.decision(name, 1).result == Result.INVALID_USAGE
     assert not bench.snapshot()["pending"]
 
 
@@ -329,9 +326,7 @@ def test_collectives_of_other_groups_are_no_conflict(bench: MasterBench) -> None
     assert bench.verdict("a", 1) is bench.verdict("x", 1) is None
     bench.vote("y", UPDATE, 1)  # Now x waits for y, and y for x.
     for name in "axy":
-        answer = bench.verdict(name, 1)
-        assert isinstance(answer, Decision)
-        assert answer.result == Result.INVALID_USAGE
+        assert bench.decision(name, 1).result == Result.INVALID_USAGE
 
 
 def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
@@ -350,8 +345,7 @@ def test_a_conflict_in_one_group_leaves_the_sync_of_another_alone(bench: MasterB
     bench.vote("a", UPDATE, 1)
     bench.say("b", offer(1, 0))
     for name in "ab":
-        answer = bench.verdict(name, 1)
-        assert isinstance(answer, Decision)
+        answer = bench.decision(name, 1)
         assert answer.result == Result.INVALID_USAGE
         assert "x" not in answer.reason.split("by ", 1)[1]
     assert bench.verdict("x", 1) is None
@@ -371,8 +365,7 @@ def test_a_loss_may_end_a_conflict(bench: MasterBench) -> None:
 def test_a_conflict_at_several_tags(bench: MasterBench) -> None:
     bench.begin("a", 1, spec(1), spec(2))
     bench.vote("b", UPDATE, 1)
-    refused = [bench.verdict("b", 1), bench.verdict("a", 1)]
-    assert all(isinstance(answer, Decision) and answer.result == Result.INVALID_USAGE for answer in refused)
+    assert bench.decision("b", 1).result == bench.decision("a", 1).result == Result.INVALID_USAGE
     # Only a still waits in the second tag; b can vote on it.
     bench.begin("b", 2, spec(2))
     assert len(bench.plans) == 1
