@@ -198,8 +198,11 @@ class MasterBench:
             known = self.verdicts.setdefault((name, message.call_id), message)
             assert known == message, "a call has one answer"
 
-    def say(self, name: str, message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
-        """Peer `name` sends a message. Returns what the master sends to whom, for the first copy."""
+    def say(self, names: Iterable[str], message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
+        """Peers send a message, one after the other. Returns what the master sends to whom, for the first copies."""
+        return [said for name in names for said in self._say(name, message, host)]
+
+    def _say(self, name: str, message: Any, host: str) -> list[tuple[Hashable, Any]]:
         if isinstance(message, RunReport) and message.hello.leader == NO_ID:
             message = self.promising(message)
         decode_peer_message(encode(message))
@@ -246,13 +249,16 @@ class MasterBench:
         self.now_ns = max(self.now_ns, deadline_ns)
         return self.tick()
 
-    # --- What peers do ----------------------------------------------------------------------------------------------
+    # --- What peers do, one after the other; the result is what the master sends to whom ----------------------------
 
-    def hello(self, name: str, *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
-        """Peer `name` says Hello on a new connection."""
-        number = sum(str(c).startswith(name) for c in self.said) + 1
-        self.connections[name] = f"{name}{number}"
-        return self.hello_again(name, welcomed=welcomed, **changes)
+    def hello(self, names: Iterable[str], *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
+        """Peers say Hello, each on a new connection."""
+        told = []
+        for name in names:
+            number = sum(str(c).startswith(name) for c in self.said) + 1
+            self.connections[name] = f"{name}{number}"
+            told += self.hello_again(name, welcomed=welcomed, **changes)
+        return told
 
     def hello_again(self, name: str, *, welcomed: bool = False, **changes: Any) -> list[tuple[Hashable, Any]]:
         """Peer `name` says Hello on the connection it has."""
@@ -260,7 +266,7 @@ class MasterBench:
         if welcomed:
             plain = self.promising(msgspec.structs.replace(plain, run_id=self.machine.run_id))
         fields = {f: changes.get(f, getattr(plain, f)) for f in Hello.__struct_fields__}
-        return self.say(name, Hello(**fields), changes.get("seen", ""))
+        return self.say([name], Hello(**fields), changes.get("seen", ""))
 
     def come_and_go(self, name: str, interval_ns: int, until: Callable[[], bool], most_ns: int) -> int:
         """A member connects again after each interval until something is true. Returns how long that takes."""
@@ -276,55 +282,58 @@ class MasterBench:
         """Peers register."""
         for name in names:
             self.groups[name] = group
-            self.hello(name)
+            self.hello([name])
 
     def link(self, names: Collection[str]) -> None:
         """Each of these peers reports links to the others of them, and no other links."""
         for name in names:
-            self.say(name, Linked(pids(other for other in names if other != name)))
+            self.say([name], Linked(pids(other for other in names if other != name)))
 
     def members(self, names: Iterable[str], group: int = 0) -> None:
         """Peers register, and all are admitted and linked. Call it for one group after the other."""
         there = [peer.name for peer in self.machine.registry.order]
         self.register(names, group)
         self.link([*(n for n in there if self.groups[n] == group), *names])
-        for name in [peer.name for peer in self.machine.registry.order]:
-            self.vote(name, UPDATE, 900 + len(there))
+        self.vote([peer.name for peer in self.machine.registry.order], UPDATE, 900 + len(there))
         assert [peer.name for peer in self.machine.registry.order] == [*there, *names]
         self.said = {connection: [] for connection in self.said}
         self.verdicts.clear()
         for peer in self.machine.registry.order:
             peer.answers.clear()  # Drops the answers to the votes above: tests begin with a clean table.
 
-    def begin(self, name: str, call_id: int, *specs: CollectiveSpec, oldest: int = 0) -> list[tuple[Hashable, Any]]:
-        """Peer `name` votes for collectives, with call ids from `call_id` on."""
+    def begin(
+        self, names: Iterable[str], call_id: int, *specs: CollectiveSpec, oldest: int = 0
+    ) -> list[tuple[Hashable, Any]]:
+        """Peers vote for collectives, with call ids from `call_id` on."""
         calls = tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))
-        return self.say(name, Votes(oldest, calls))
+        return self.say(names, Votes(oldest, calls))
 
-    def finish(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
-        """Peer `name` reports on an attempt; by default success with digest 7."""
+    def finish(self, names: Iterable[str], call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
+        """Peers report on an attempt; by default success with digest 7."""
         fields = {"ok": True, "digest": 7, **changes}
-        return self.say(name, Report(call_id, attempt_id, **fields))
+        return self.say(names, Report(call_id, attempt_id, **fields))
 
-    def vote(self, name: str, kind: TopologyKind, call_id: int, oldest: int = 0) -> list[tuple[Hashable, Any]]:
-        """Peer `name` makes a topology call."""
-        return self.say(name, topology_vote(oldest, call_id, kind, self.machine.registry.round))
+    def vote(
+        self, names: Iterable[str], kind: TopologyKind, call_id: int, oldest: int = 0
+    ) -> list[tuple[Hashable, Any]]:
+        """Peers make a topology call, all after the same round."""
+        return self.say(names, topology_vote(oldest, call_id, kind, self.machine.registry.round))
 
-    def fetched(self, name: str, call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
-        """Peer `name` reports on a sync."""
-        return self.say(name, Report(call_id, attempt_id, **{"ok": True, **changes}))
+    def fetched(self, names: Iterable[str], call_id: int, attempt_id: int = FIRST_ATTEMPT, **changes: Any) -> list[Any]:
+        """Peers report on a sync."""
+        return self.say(names, Report(call_id, attempt_id, **{"ok": True, **changes}))
 
-    def withdraw(self, name: str, call_id: int) -> list[tuple[Hashable, Any]]:
-        """Peer `name` withdraws a call."""
-        return self.say(name, Withdraw(call_id))
+    def withdraw(self, names: Iterable[str], call_id: int) -> list[tuple[Hashable, Any]]:
+        """Peers withdraw a call."""
+        return self.say(names, Withdraw(call_id))
 
-    def leave(self, name: str) -> list[tuple[Hashable, Any]]:
-        """Peer `name` leaves."""
-        return self.say(name, Leave())
+    def leave(self, names: Iterable[str]) -> list[tuple[Hashable, Any]]:
+        """Peers leave."""
+        return self.say(names, Leave())
 
-    def disconnect(self, name: str) -> list[tuple[Hashable, Any]]:
-        """The connection of peer `name` breaks."""
-        return sent(self.handle(events.ConnectionClosed(self.connections[name])))
+    def disconnect(self, names: Iterable[str]) -> list[tuple[Hashable, Any]]:
+        """The connections of peers break."""
+        return [said for name in names for said in sent(self.handle(events.ConnectionClosed(self.connections[name])))]
 
     def lose(self, name: str) -> list[tuple[Hashable, Any]]:
         """Peer `name` dies without sending anything."""
@@ -401,7 +410,7 @@ def unlink(bench: MasterBench, *pairs: str) -> None:
     """These links are down, all others are up; their ends report so."""
     names = bench.names()
     for name in names:
-        bench.say(name, Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
+        bench.say([name], Linked(pids(n for n in names if n != name and {n, name} not in map(set, pairs))))
 
 
 def committed(call_id: int, attempt_id: int = FIRST_ATTEMPT, value: int = 2) -> Decision:
@@ -599,8 +608,7 @@ def fail_by(
     **changes: Any,
 ) -> tuple[bytes, ...]:
     """All make the same call; later `one` reports its link to `other` as broken. Returns the order of the plan."""
-    for name in bench.names():
-        bench.begin(name, call_id, spec(**(changes or RING_ONLY)))
+    bench.begin(bench.names(), call_id, spec(**(changes or RING_ONLY)))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.finish(one, call_id, attempt_id, ok=False, digest=0, fault=pid(other), reason="link broke")

@@ -29,8 +29,11 @@ class Standby(MasterBench):
         self.begin(name, 50, spec(1))
         self.begin(name, 50, spec(2))
 
-    def report(self, name: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
-        """A peer connects, is asked for a report, and reports. Returns the messages of the master."""
+    def report(self, names: str, *arguments: Any, promised: int | None = None, **facts: Any) -> list[Any]:
+        """Peers connect, are asked for a report, and report. Returns the messages of the master."""
+        return [told for name in names for told in self._report(name, arguments, promised, facts)]
+
+    def _report(self, name: str, arguments: tuple[Any, ...], promised: int | None, facts: dict[str, Any]) -> list[Any]:
         number = sum(str(c).startswith(name) for c in self.said) + 1
         self.connections[name] = f"{name}{number}"
         report = report_of(name, *arguments, **facts)
@@ -50,8 +53,7 @@ class Standby(MasterBench):
         self.now_ns += limits.RECOVERY_GRACE_NS
         self.hello(names[0], begins=self.machine.run_id, **TWO)
         self.tick(limits.RECOVERY_GRACE_NS)
-        for name in names[1:]:
-            self.hello(name, **TWO)
+        self.hello(names[1:], **TWO)
         self.link(names)
         if len(names) > 1:
             self.vote(names[0], UPDATE, 900)

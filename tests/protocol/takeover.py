@@ -53,8 +53,11 @@ class TakeOver(MasterBench):
         self.machine.recover(self.now_ns)
         self.reports: dict[bytes, RunReport] = {}
 
-    def report(self, name: str, *arguments: Any, waits: bool = True, **facts: Any) -> list[Any]:
-        """A peer connects and reports. Returns the messages. After all of the newest list, waits for further peers."""
+    def report(self, names: str, *arguments: Any, waits: bool = True, **facts: Any) -> list[Any]:
+        """Peers connect and report. Returns the messages. After all of the newest list, waits for further peers."""
+        return [told for name in names for told in self._report(name, arguments, waits, facts)]
+
+    def _report(self, name: str, arguments: tuple[Any, ...], waits: bool, facts: dict[str, Any]) -> list[Any]:
         self.connections[name] = f"{name}1"
         report = self.reports[pid(name)] = report_of(name, *arguments, **facts)
         assert [m.refusal for _, m in self.say(name, report.hello)] in ([Refusal.REPORT], [])

@@ -71,12 +71,11 @@ class Bench(MasterBench):
         self.members(names)
         for name in names:
             self.begin(name, 1, (specs or {}).get(name, spec()))
-        for name in names:
-            self.finish(name, 1)
+        self.finish(names, 1)
 
-    def call(self, name: str, call_id: int = 2, ahead: int = AHEAD, **changes: Any) -> list[Any]:
-        """A peer votes for a call: it has started attempt `ahead` of it, or none if `ahead` is 0."""
-        return self.say(name, Votes(0, (Vote(call_id, spec(**changes), ahead),)))
+    def call(self, names: str, call_id: int = 2, ahead: int = AHEAD, **changes: Any) -> list[Any]:
+        """Peers vote for a call: they have started attempt `ahead` of it, or none if `ahead` is 0."""
+        return self.say(names, Votes(0, (Vote(call_id, spec(**changes), ahead),)))
 
 
 def test_a_call_that_all_have_started_needs_no_plan() -> None:
@@ -108,8 +107,7 @@ def test_what_not_all_have_started_is_planned_anew(early: str) -> None:
     told = bench.call("b", ahead=AHEAD if early == "b" else 0)
     assert told == [(f"{name}1", next_plan(2, NEXT)) for name in "ab"]
     assert bench.finish(early, 2, AHEAD) == []  # The report comes too late.
-    for name in "ab":
-        bench.finish(name, 2, NEXT)
+    bench.finish("ab", 2, NEXT)
     assert bench.verdict(early, 2) == Decision(2, 0, 2, attempt_id=NEXT)
 
 
@@ -231,8 +229,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
     """S3, B2: no message of one group's members touches an attempt of another group."""
     bench = bench_of("ab")
     bench.members("xy", group=1)
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     votes = Votes(0, (Vote(1, spec(), 99),))
     bench.say("x", votes)
     bench.finish("x", 1, attempt_id)
@@ -240,8 +237,7 @@ def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -
     bench.finish("y", 1, attempt_id)
     planned = {number: how.order for number, how in bench.plans.items()}
     assert list(planned.values()) == [pids("ab"), pids("xy")] and 999 not in planned
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.verdict("a", 1) == Decision(1, 0, 2, attempt_id=FIRST_ATTEMPT)
 
 
@@ -249,10 +245,8 @@ def test_a_false_attempt_that_is_issued_meanwhile_leaves_no_deadline() -> None:
     """B2: x and y lie. Their call waits for links, and then for their reports on this attempt, which never come. A
     deadline in the past would keep the master busy."""
     bench = bench_of("xy")
-    for name in "xy":
-        bench.say(name, Linked(()))
-    for name in "xy":
-        bench.say(name, Votes(0, (Vote(1, spec(), 99),)))
+    bench.say("xy", Linked(()))
+    bench.say("xy", Votes(0, (Vote(1, spec(), 99),)))
     bench.tick(SECOND)
     for _ in range(99):
         bench.say("x", Linked(pids("y")))
@@ -388,8 +382,7 @@ def test_plans_ahead_are_void_once_another_plan_is_better(monkeypatch: pytest.Mo
     monkeypatch.setattr(bench.machine.collectives.planner, "how", lambda *_, **__: better)
     for call_id in (2, 3):
         attempt_id = AHEAD + call_id - 2
-        for name in "ab":
-            bench.call(name, call_id, attempt_id)
+        bench.call("ab", call_id, attempt_id)
         running = bench.machine.operations.running[attempt_id]
         assert isinstance(running, Reduction) and running.how == reducing()
         bench.finish("a", call_id, attempt_id)
@@ -409,8 +402,7 @@ def test_large_tensors_are_not_planned_ahead(count: int) -> None:
 def test_plans_ahead_end_with_an_attempt_that_is_aborted() -> None:
     """The peers that hear of the abort drop them too."""
     bench = Bench()
-    for name in "ab":
-        bench.call(name)
+    bench.call("ab")
     bench.finish("a", 2, AHEAD, ok=False)
     assert bench.machine.collectives._ahead == {}
 
@@ -420,10 +412,8 @@ def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PLANS_AHEAD_MAX", 3)
     bench = bench_of("ab")
     for tag in range(5):
-        for name in "ab":
-            bench.begin(name, tag, spec(tag))
-        for name in "ab":
-            bench.finish(name, tag, max(bench.plans))
+        bench.begin("ab", tag, spec(tag))
+        bench.finish("ab", tag, max(bench.plans))
     assert [key.tag for key in bench.machine.collectives._ahead] == [2, 3, 4]
 
 
@@ -689,10 +679,8 @@ def test_nothing_is_planned_ahead_of_a_plan_that_another_master_has_made() -> No
     for name in "abcd":
         bench.report(name, "abcd", waits=name == "d")
     bench.link("abcd")
-    for name in "abcd":
-        bench.say(name, Votes(0, (Vote(3, spec(), 77),)))
-    for name in "abcd":
-        bench.finish(name, 3, 77, count=4)
+    bench.say("abcd", Votes(0, (Vote(3, spec(), 77),)))
+    bench.finish("abcd", 3, 77, count=4)
     assert bench.verdict("a", 3) == Decision(3, 0, 4, attempt_id=77)
     assert bench.machine.collectives._ahead == {}
 

@@ -55,8 +55,7 @@ def test_from_votes_to_commit() -> None:
 
 def test_the_ring_is_in_order_of_admission() -> None:
     bench = bench_of("cab")
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     sent = bench.begin("c", 1)
     assert [message.how.order for _, message in sent] == [pids("cab")] * 3
 
@@ -78,10 +77,8 @@ def test_many_tags_in_any_order() -> None:
 def test_a_tag_is_free_again_after_its_decision() -> None:
     bench = bench_of("ab")
     for round_number in range(1, 4):
-        for name in "ab":
-            bench.begin(name, round_number)
-        for name in "ab":
-            bench.finish(name, round_number, max(bench.plans))
+        bench.begin("ab", round_number)
+        bench.finish("ab", round_number, max(bench.plans))
         assert bench.verdict("a", round_number) == committed(round_number, max(bench.plans))
 
 
@@ -96,8 +93,7 @@ def test_groups_are_independent() -> None:
     bench.lose("y")
     bench.finish("x", 1, FIRST_ATTEMPT + 1, ok=False, reason="lost y")
     assert bench.verdict("x", 1) == aborted(1, "lost y", "y", attempt_id=FIRST_ATTEMPT + 1)
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1)
 
 
@@ -165,7 +161,7 @@ def test_a_mismatch_of_many_can_be_read() -> None:
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
     bench = bench_of(names)
     for number, name in enumerate(names):
-        bench.begin(name, 1, spec(count=number + 1))
+        bench.begin([name], 1, spec(count=number + 1))
     for name in names:
         answer = bench.decision(name, 1)
         assert (answer.result, answer.field) == (Result.INVALID_USAGE, "count")
@@ -176,8 +172,8 @@ def test_a_mismatch_of_many_can_be_read() -> None:
 def test_of_many_who_give_one_value_some_are_named() -> None:
     names = [f"{number:02}-trainer" for number in range(40)]
     bench = bench_of(names)
-    for name in names:
-        bench.begin(name, 1, spec(count=9 if name == names[-1] else 8))
+    bench.begin(names[:-1], 1, spec(count=8))
+    bench.begin(names[-1:], 1, spec(count=9))
     answer = bench.decision(names[0], 1)
     assert answer.values[0] == f"8 from {', '.join(names[:13])} and 26 others"
     assert answer.values[1] == f"9 from {names[-1]}"
@@ -186,9 +182,8 @@ def test_of_many_who_give_one_value_some_are_named() -> None:
 def test_missing_links_of_many_can_be_told() -> None:
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(50)]
     bench = bench_of(names)
-    for name in names:
-        bench.say(name, Linked(()))
-        bench.begin(name, 1)
+    bench.say(names, Linked(()))
+    bench.begin(names, 1)
     bench.tick_at_deadline()
     assert bench.names() == names[0]
     assert bench.verdict(names[0], 1) == Decision(1, Result.TOO_FEW_PEERS, reason=ALONE)
@@ -215,22 +210,18 @@ def test_one_tag_for_two_calls_of_a_peer(is_running: bool) -> None:
     assert "tag 0 is in use" in answer.reason
     if not is_running:
         bench.begin("b", 1)
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.verdict("b", 1) == committed(1)
 
 
 def test_a_refused_second_call_leaves_no_empty_vote() -> None:
     """The next vote at that tag begins as if nothing had happened."""
     bench = bench_of("ab")
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.begin("a", 2)
     assert bench.snapshot()["pending"] == {}
-    for name in "ab":
-        bench.finish(name, 1)
-    for name in "ab":
-        bench.begin(name, 3)
+    bench.finish("ab", 1)
+    bench.begin("ab", 3)
     assert bench.plans.keys() == {FIRST_ATTEMPT, FIRST_ATTEMPT + 1}
 
 
@@ -252,11 +243,9 @@ def test_a_ring_goes_around_a_link_that_is_down() -> None:
     """L2: at once, and nobody is removed."""
     bench = bench_of("abcd")
     unlink(bench, "ab")
-    for name in "abcd":
-        bench.begin(name, 1)
+    bench.begin("abcd", 1)
     assert bench.plans[FIRST_ATTEMPT].order == pids("acbd")
-    for name in "abcd":
-        bench.finish(name, 1)
+    bench.finish("abcd", 1)
     assert bench.verdict("b", 1) == committed(1, value=4)
     assert bench.names() == "abcd"
 
@@ -265,8 +254,7 @@ def test_links_are_waited_for_only_where_no_ring_does_without() -> None:
     """L2: a plan waits for a link only if no ring avoids it."""
     bench = bench_of("abcd")
     unlink(bench, "ab", "ac")
-    for name in "abcd":
-        bench.begin(name, 1, spec(**RING_ONLY))
+    bench.begin("abcd", 1, spec(**RING_ONLY))
     assert bench.plans == {}
     bench.tick(limits.SECOND)
     bench.say("a", Linked(pids("cd")))
@@ -281,15 +269,13 @@ def test_links_are_not_waited_for_without_end(copies: int) -> None:
     bench = bench_of("abc", copies=copies)
     bench.say("a", Linked(pids("c")))
     bench.say("c", Linked(pids("a")))
-    for name in "abc":
-        bench.begin(name, 1)
+    bench.begin("abc", 1)
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
     kick = Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, c")
     assert bench.tick(1)[0] == ("b1", kick)
     assert bench.names() == "ac"
     assert bench.plans[FIRST_ATTEMPT].order == pids("ac")
-    for name in "ac":
-        bench.finish(name, 1)
+    bench.finish("ac", 1)
     assert bench.verdict("a", 1) == committed(1)
 
 
@@ -297,8 +283,7 @@ def test_no_ring_is_needed_for_an_all_reduce() -> None:
     """L2: two pairs can never connect, and three peers have one link each. Trees connect all, and nobody is removed."""
     bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
-    for name in "abcd":
-        bench.begin(name, 1)
+    bench.begin("abcd", 1)
     how = bench.plans[FIRST_ATTEMPT]
     assert how.algorithm == Algorithm.TREES and how.order == pids("abcd")
     assert [how.order[lane.root] for lane in how.lanes] == [pid("a")]
@@ -312,8 +297,7 @@ def test_a_tree_may_use_a_link_that_has_failed_if_nothing_else_connects_all() ->
     for call_id in range(1, tries + 1):
         fail_by(bench, "b", "c", call_id, kind=CollectiveKind.ALL_REDUCE)
         assert bench.plans[FIRST_ATTEMPT + call_id - 1].algorithm == Algorithm.TREES
-    for name in "abc":
-        bench.begin(name, tries + 1)
+    bench.begin("abc", tries + 1)
     assert bench.machine.operations.pending
     sent = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert sent[0] == ("c1", Kick(Result.RANK_CONNECTION_FAILED, "no working data connection to a, b"))
@@ -334,13 +318,10 @@ def test_nobody_is_removed_for_links_just_after_all_were_away() -> None:
     """L3: the plan has waited 10 s by then, but no link could come up."""
     bench = bench_of("ab")
     unlink(bench, "ab")
-    for name in "ab":
-        bench.begin(name, 1)
-    for name in "ab":
-        bench.disconnect(name)
+    bench.begin("ab", 1)
+    bench.disconnect("ab")
     bench.now_ns += limits.LINK_WAIT_TIMEOUT_NS - 1
-    for name in "ab":
-        bench.hello(name, welcomed=True, connection=2)
+    bench.hello("ab", welcomed=True, connection=2)
     bench.tick(1)
     assert bench.names() == "ab"
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
@@ -352,35 +333,29 @@ def test_outages_that_break_one_attempt_after_the_other_remove_nobody(away: str)
     """L2: two peers, all of whose links are open again. All connections of both, or of one, were reset."""
     bench = bench_of("ab")
     for call in (1, 2):
-        for name in "ab":
-            bench.begin(name, call)
+        bench.begin("ab", call)
         bench.tick(limits.STALL_TIMEOUT_NS)
-        for name in away:
-            bench.disconnect(name)
+        bench.disconnect(away)
         bench.tick(limits.MS)
-        for name in away:
-            bench.hello(name, welcomed=True, connection=1 + call)
+        bench.hello(away, welcomed=True, connection=1 + call)
         for name, other in ("ab", "ba"):
             bench.say(name, Linked(()))
             bench.finish(name, call, call, ok=False, digest=0, fault=pid(other), reason="link broke")
         bench.link("ab")
-    for name in "ab":
-        bench.begin(name, 3)
+    bench.begin("ab", 3)
     assert bench.machine.operations.running and not bench.machine.operations.pending
 
 
 def test_a_link_that_breaks_once_late_in_a_long_attempt_removes_nobody() -> None:
     """L2: two peers, after a minute of a large tensor. The link is back when they call again."""
     bench = bench_of("ab")
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.tick(60 * limits.SECOND)
     for name, other in ("ab", "ba"):
         bench.finish(name, 1, ok=False, digest=0, fault=pid(other), reason="link broke")
     unlink(bench, "ab")
     bench.link("ab")
-    for name in "ab":
-        bench.begin(name, 2)
+    bench.begin("ab", 2)
     assert bench.machine.operations.running and not bench.machine.operations.pending
 
 
@@ -395,8 +370,7 @@ def test_trees_take_the_place_of_a_ring(kind: str) -> None:
     assert how.algorithm == Algorithm.TREES
     assert tuple(how.order[lane.root] for lane in how.lanes) == (pids("c") if kind == "BROADCAST" else pids("abcd"))
     assert set(map(frozenset, plan_edges(how))) == {frozenset(pids(pair)) for pair in ("ab", "ac", "ad")}
-    for name in "abcd":
-        bench.finish(name, 1)
+    bench.finish("abcd", 1)
     assert bench.verdict("b", 1) == committed(1, value=4) and bench.names() == "abcd"
 
 
@@ -406,8 +380,7 @@ def test_more_trees_than_a_plan_can_name_are_none() -> None:
     unlink(bench, *(one + other for one, other in itertools.combinations(letters[1:], 2)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "LANE_PARENTS_MAX", 9 * 9 - 1)
-        for name in letters:
-            bench.begin(name, 1, spec(kind=CollectiveKind.ALL_GATHER))
+        bench.begin(letters, 1, spec(kind=CollectiveKind.ALL_GATHER))
         answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
     assert {answer.result for answer in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 9
 
@@ -416,16 +389,14 @@ def test_what_needs_a_ring_is_refused_where_there_is_none() -> None:
     """L1, L2: nobody is removed for it, and all-reduces go on."""
     bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
-    for name in "abcd":
-        bench.begin(name, 1, spec(**(RING_ONLY | {"kind": CollectiveKind.REDUCE_SCATTER})))
+    bench.begin("abcd", 1, spec(**(RING_ONLY | {"kind": CollectiveKind.REDUCE_SCATTER})))
     assert bench.tick(limits.LINK_WAIT_TIMEOUT_NS - 1) == []
     answers = [message for _, message in bench.tick(1)]
     assert [(answer.call_id, answer.result) for answer in answers] == [(1, Result.RANK_CONNECTION_FAILED)] * 4
     down = "the connection between b and c is down, and those of 2 other pairs"
     needs = f"needs data connections around a ring of all peers; {down}"
     assert {answer.reason for answer in answers} == {f"this reduce-scatter {needs}"}
-    for name in "abcd":
-        bench.begin(name, 2)
+    bench.begin("abcd", 2)
     assert list(bench.plans.values())[-1].algorithm == Algorithm.TREES and bench.names() == "abcd"
 
 
@@ -433,8 +404,7 @@ def test_an_unknown_kind_that_links_do_not_allow_is_refused() -> None:
     """L1: the members of a group may send any kind. The master goes on, for other groups too."""
     bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
-    for name in "abcd":
-        bench.begin(name, 1, spec(**(RING_ONLY | {"kind": 200})))
+    bench.begin("abcd", 1, spec(**(RING_ONLY | {"kind": 200})))
     answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
     assert {answer.result for answer in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 4
     assert answers[0].reason.startswith("this 200 needs data connections around a ring")
@@ -445,16 +415,14 @@ def test_a_call_does_not_wait_for_links_that_another_has_waited_for() -> None:
     bench = bench_of("abcd")
     unlink(bench, "bc", "bd", "cd")
     mean = spec(**RING_ONLY)
-    for name in "abcd":
-        bench.begin(name, 1, mean)
+    bench.begin("abcd", 1, mean)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     for name in "abcd":
         answers = bench.begin(name, 2, mean)
     assert {message.result for _, message in answers} == {Result.RANK_CONNECTION_FAILED} and len(answers) == 4
     for name in "bc":
         bench.say(name, Linked(pids("abc".replace(name, ""))))
-    for name in "abcd":
-        assert bench.begin(name, 3, mean) == []
+    assert bench.begin("abcd", 3, mean) == []
     bench.link("abcd")
     assert list(bench.plans.values())[-1].algorithm == Algorithm.RING
 
@@ -463,8 +431,7 @@ def test_wide_sums_need_a_star_or_a_ring() -> None:
     """L1: a chain of four has neither."""
     bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bd")
-    for name in "abcd":
-        bench.begin(name, 1, spec(op=ReduceOp.AVG, datatype=DataType.INT8, algorithm=Algorithm.AUTO))
+    bench.begin("abcd", 1, spec(op=ReduceOp.AVG, datatype=DataType.INT8, algorithm=Algorithm.AUTO))
     answers = [message for _, message in bench.tick(limits.LINK_WAIT_TIMEOUT_NS)]
     reason = "this all-reduce needs data connections around a ring of all peers, or between one peer and all others; "
     assert {answer.reason for answer in answers} == {
@@ -476,8 +443,7 @@ def test_wide_sums_need_a_star_or_a_ring() -> None:
 def test_a_member_that_is_cut_off_goes() -> None:
     bench = bench_of("abcde")
     unlink(bench, "ba", "bc", "bd", "be", "de")
-    for name in "abcde":
-        bench.begin(name, 1, spec(1), spec(2))
+    bench.begin("abcde", 1, spec(1), spec(2))
     (gone, kick) = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0]
     assert (gone, kick.reason) == ("b1", "no working data connection to a, c, d, e")
     assert bench.names() == "acde"
@@ -488,8 +454,7 @@ def test_two_halves_without_a_link_between_them() -> None:
     """The half with the first member goes on."""
     bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bc", "bd")
-    for name in "abcd":
-        bench.begin(name, 1)
+    bench.begin("abcd", 1)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "ab"
     assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
@@ -499,8 +464,7 @@ def test_groups_are_judged_by_their_own_links() -> None:
     bench = bench_of("ab")
     bench.members("xy", group=1)
     bench.say("x", Linked(()))
-    for name in "xyab":
-        bench.begin(name, 1)
+    bench.begin("xyab", 1)
     assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
     assert bench.names() == "abx"
@@ -512,11 +476,9 @@ def test_groups_are_judged_by_their_own_links() -> None:
 
 def order_of(bench: MasterBench, call_id: int, count: int = 8) -> tuple[bytes, ...]:
     """All make the call and succeed. Returns the order of the ring."""
-    for name in bench.names():
-        bench.begin(name, call_id, spec(count=count, **RING_ONLY))
+    bench.begin(bench.names(), call_id, spec(count=count, **RING_ONLY))
     attempt_id, how = list(bench.plans.items())[-1]
-    for name in bench.names():
-        bench.finish(name, call_id, attempt_id)
+    bench.finish(bench.names(), call_id, attempt_id)
     return how.order
 
 
@@ -546,8 +508,7 @@ def test_success_clears_a_link_unless_the_tensor_was_smaller(count: int, is_trus
         fail_by(bench, "b", "c", call_id)
     assert order_of(bench, 4, count) == pids("abc")
     fail_by(bench, "b", "c", 5)  # The fourth in a row, or the first.
-    for name in "abc":
-        bench.begin(name, 6, spec(**RING_ONLY))
+    bench.begin("abc", 6, spec(**RING_ONLY))
     assert (bench.machine.operations.pending == {}) is is_trusted
 
 
@@ -557,8 +518,7 @@ def test_a_link_that_goes_on_failing_counts_as_down() -> None:
     tries = -(-limits.LINK_FAILING_MAX_NS // limits.PATH_TIMEOUT_NS)
     for call_id in range(1, tries + 1):
         fail_by(bench, "a", "b", call_id)
-    for name in "abc":
-        bench.begin(name, tries + 1)
+    bench.begin("abc", tries + 1)
     how = list(bench.plans.values())[-1]
     assert how.algorithm == Algorithm.TREES and [how.order[lane.root] for lane in how.lanes] == [pid("c")]
     assert bench.names() == "abc"
@@ -569,8 +529,7 @@ def stall(bench: MasterBench, call_id: int, *faults: str, **changes: Any) -> tup
 
     The first report decides; the others are on their way by then. Returns the order of the attempt.
     """
-    for name in bench.names():
-        bench.begin(name, call_id, spec(**(RING_ONLY | changes)))
+    bench.begin(bench.names(), call_id, spec(**(RING_ONLY | changes)))
     attempt_id, how = list(bench.plans.items())[-1]
     bench.tick(limits.STALL_TIMEOUT_NS)
     blamed = {fault[0]: pid(fault[1]) for fault in faults}
@@ -594,8 +553,7 @@ def test_a_link_that_both_ends_name_costs_once() -> None:
     bench = bench_of("abc")
     stall(bench, 1, "bc", "cb")
     assert stall(bench, 2, "bc", "cb") == pids("abc")
-    for name in "abc":
-        bench.begin(name, 3, spec(**RING_ONLY))
+    bench.begin("abc", 3, spec(**RING_ONLY))
     assert bench.machine.operations.pending  # After two failures the link counts as down.
 
 
@@ -619,8 +577,7 @@ def test_success_takes_doubts_away() -> None:
 def test_stalls_at_the_same_time_count_once() -> None:
     """They have one cause."""
     bench = bench_of("abcd")
-    for name in "abcd":
-        bench.begin(name, 1, spec(1), spec(2))
+    bench.begin("abcd", 1, spec(1), spec(2))
     bench.tick(limits.STALL_TIMEOUT_NS)
     for tag in (0, 1):
         bench.finish("a", 1 + tag, FIRST_ATTEMPT + tag, ok=False, digest=0)
@@ -632,8 +589,7 @@ def test_a_failure_at_once_is_no_stall() -> None:
     """If a link is lost just before the plan comes, its ends report so at once."""
     bench = bench_of("abcd")
     for call_id in range(1, 2 * limits.LINK_DOUBTS_MAX):
-        for name in "abcd":
-            bench.begin(name, call_id)
+        bench.begin("abcd", call_id)
         bench.tick(limits.UNEXPLAINED_STALL_MIN_NS - 1)
         bench.finish("a", call_id, FIRST_ATTEMPT + call_id - 1, ok=False, digest=0, reason="cannot start")
     assert order_of(bench, 50) == pids("abcd")
@@ -643,15 +599,12 @@ def test_groups_are_doubted_on_their_own() -> None:
     bench = bench_of("abcd")
     bench.members("wxyz", group=1)
     for call_id in (1, 2):
-        for name in "abcdwxyz":
-            bench.begin(name, call_id)
+        bench.begin("abcdwxyz", call_id)
         bench.tick(limits.STALL_TIMEOUT_NS)
         for attempt_id in list(bench.plans)[-2:]:
             is_first = bench.plans[attempt_id].order == pids("abcd")
-            for name in "abcd" if is_first else "wxyz":
-                bench.finish(name, call_id, attempt_id, ok=not is_first, digest=0)
-    for name in "abcdwxyz":
-        bench.begin(name, 3)
+            bench.finish("abcd" if is_first else "wxyz", call_id, attempt_id, ok=not is_first, digest=0)
+    bench.begin("abcdwxyz", 3)
     orders = [how.order for how in bench.plans.values()][-2:]
     assert pids("wxyz") in orders and pids("abcd") not in orders
 
@@ -660,8 +613,7 @@ def test_few_failures_are_remembered() -> None:
     """B1. A report on a forgotten failure changes nothing."""
     bench = bench_of("abcd")
     count = limits.ABORTED_ATTEMPTS_KEPT_MAX + 1
-    for name in "abcd":
-        bench.begin(name, 1, *map(spec, range(count)))
+    bench.begin("abcd", 1, *map(spec, range(count)))
     bench.tick(limits.STALL_TIMEOUT_NS)
     for number in range(count):
         bench.finish("a", 1 + number, FIRST_ATTEMPT + number, ok=False, digest=0)
@@ -676,8 +628,7 @@ def test_only_a_neighbour_can_be_at_fault() -> None:
     """The master ignores a peer that accuses itself, or a peer that is not its neighbour in the ring."""
     bench = bench_of("abcd")
     for call_id, fault in enumerate((pid("c"), pid("a"), pid("z")), 1):
-        for name in "abcd":
-            bench.begin(name, call_id)
+        bench.begin("abcd", call_id)
         bench.finish("a", call_id, FIRST_ATTEMPT + call_id - 1, ok=False, digest=0, fault=fault)
     assert order_of(bench, 9) == pids("abcd")
 
@@ -694,8 +645,7 @@ def test_a_loss_may_end_the_wait_for_links() -> None:
     """A lost peer needs no links: the others go on without it."""
     bench = bench_of("abc")
     bench.say("b", Linked(()))
-    for name in "abc":
-        bench.begin(name, 1)
+    bench.begin("abc", 1)
     assert bench.plans == {}
     bench.leave("b")
     assert bench.plans[FIRST_ATTEMPT].order == pids("ac")
@@ -704,8 +654,7 @@ def test_a_loss_may_end_the_wait_for_links() -> None:
 def test_a_ring_needs_only_its_own_links() -> None:
     bench = bench_of("abcd")
     bench.say("a", Linked(pids("bd")))  # Its link to c is down; c is not its neighbour in the ring.
-    for name in "abcd":
-        bench.begin(name, 1)
+    bench.begin("abcd", 1)
     assert bench.plans[FIRST_ATTEMPT].order == pids("abcd")
 
 
@@ -714,8 +663,7 @@ def test_a_ring_needs_only_its_own_links() -> None:
 
 def running(names: str) -> MasterBench:
     bench = bench_of(names)
-    for name in names:
-        bench.begin(name, 1)
+    bench.begin(names, 1)
     return bench
 
 
@@ -824,8 +772,7 @@ def test_a_loss_aborts_only_attempts_that_it_is_part_of() -> None:
     bench.machine.registry.admit([bench.peer("c")])  # While a collective runs, as a hostile vote could achieve.
     bench.machine._announced_epoch = bench.machine.registry.epoch
     bench.leave("c")
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.verdict("a", 1) == committed(1)
 
 
@@ -835,8 +782,7 @@ def test_a_retry_among_the_survivors() -> None:
     bench.lose("b")
     bench.finish("a", 1, ok=False, reason="lost b")
     assert bench.verdict("a", 1) == aborted(1, "lost b", "b", peers=3)
-    for name in "ac":
-        bench.begin(name, 2)
+    bench.begin("ac", 2)
     assert bench.plans[FIRST_ATTEMPT + 1].order == pids("ac")
 
 
@@ -853,8 +799,7 @@ def test_reports_on_unknown_attempts_are_ignored() -> None:
 
 def test_a_report_after_the_answer_was_forgotten() -> None:
     bench = running("ab")
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     bench.begin("a", 2, oldest=2)
     assert bench.finish("a", 1) == []
 
@@ -865,8 +810,7 @@ def test_a_vote_again_gets_what_has_become_of_it() -> None:
     assert bench.begin("a", 1) == []
     bench.begin("b", 1)
     assert bench.begin("a", 1) == [("a1", plan_of(1))]
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.begin("a", 1) == [("a1", committed(1))]
 
 
@@ -893,8 +837,7 @@ def test_withdraw_the_only_vote() -> None:
 def test_withdraw_while_links_are_waited_for() -> None:
     bench = bench_of("ab")
     bench.say("a", Linked(()))
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.withdraw("b", 1)
     assert bench.machine.operations.deadline_ns() is None
     bench.say("a", Linked(pids("b")))
@@ -927,8 +870,7 @@ def test_withdraw_while_running_aborts_for_all(reported: bool) -> None:
 def test_withdraw_after_the_decision_gets_the_decision() -> None:
     """S1: the withdrawal comes too late."""
     bench = running("ab")
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     assert bench.withdraw("a", 1) == [("a1", committed(1))]
 
 

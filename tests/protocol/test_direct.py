@@ -30,8 +30,7 @@ def planned(
     bench: MasterBench, call_id: int = 1, algorithm: Algorithm = Algorithm.AUTO, count: int = MEDIUM, **changes: int
 ) -> Algorithm:
     """All vote: the algorithm of the plan."""
-    for name in bench.names():
-        bench.begin(name, call_id, spec(algorithm=algorithm, count=count, **changes))
+    bench.begin(bench.names(), call_id, spec(algorithm=algorithm, count=count, **changes))
     return Algorithm(list(bench.plans.values())[-1].algorithm)
 
 
@@ -40,8 +39,7 @@ def last_attempt(bench: MasterBench) -> int:
 
 
 def finish(bench: MasterBench, call_id: int, duration_us: int = 0) -> None:
-    for name in bench.names():
-        bench.finish(name, call_id, last_attempt(bench), duration_us=duration_us)
+    bench.finish(bench.names(), call_id, last_attempt(bench), duration_us=duration_us)
 
 
 def fail(bench: MasterBench, call_id: int, one: str, fault: str | None, after_ns: int = limits.PATH_TIMEOUT_NS) -> None:
@@ -252,10 +250,8 @@ def test_it_is_forgotten_with_the_group() -> None:
     """So groups that come and go cost nothing."""
     bench = bench_of(NAMES)
     bench.members("xy", group=1)
-    for name in "xy":
-        bench.begin(name, 1)
-    for name in "xy":
-        bench.finish(name, 1, last_attempt(bench), duration_us=1000)
+    bench.begin("xy", 1)
+    bench.finish("xy", 1, last_attempt(bench), duration_us=1000)
     for name in "xy":
         bench.lose(name)
     assert planned(bench, 1, count=LARGE) is Algorithm.DIRECT

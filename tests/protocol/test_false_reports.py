@@ -22,8 +22,7 @@ def test_a_run_does_not_yield_once_a_late_report_tells_that_it_has_decided(what:
     """L3, S2: c, d and e were admitted last and know of nothing decided. a and b report after the master has begun to
     collect the reports of another run."""
     bench = TakeOver()
-    for name in "cde":
-        bench.report(name, "abcde", waits=False)
+    bench.report("cde", "abcde", waits=False)
     bench.recover()
     assert bench.names() == "abcde"
     run_id = bench.machine.run_id
@@ -77,8 +76,7 @@ def test_one_attempt_id_for_a_collective_and_a_sync() -> None:
 def test_a_call_that_runs_and_has_an_outcome_of_another_attempt() -> None:
     """The same, with an outcome that comes late."""
     bench = TakeOver()
-    for name in "ac":
-        bench.report(name, "abc", waits=False, running=(running_attempt(7, "ac", (3, 4), spec()),))
+    bench.report("ac", "abc", waits=False, running=(running_attempt(7, "ac", (3, 4), spec()),))
     bench.recover()
     bench.connections["b"] = "b1"
     report = report_of("b", "abc", outcomes=(outcome(5, False, "ac", 3, 4),))
@@ -107,15 +105,13 @@ def test_a_participant_that_registers_again_is_no_survivor(kind: str) -> None:
     it registers again, and gives its call up. b reports late: it alone has got the plan, which names d."""
     bench = Standby()
     of: dict[str, Any] = {"members": "abcd", "epoch": 5, "old_members": pids("abc"), "parent": 4}
-    for name in "ac":
-        bench.report(name, **of)
+    bench.report("ac", **of)
     bench.recover()
     bench.see("ac")
     bench.say("a", Linked(pids("bc")))
     bench.say("c", Linked(pids("ab")))
     empty = spec(count=0)
-    for name in "ac":
-        bench.say(name, offer(1, 1) if kind == "sync" else Votes(0, (Vote(1, empty),)))
+    bench.say("ac", offer(1, 1) if kind == "sync" else Votes(0, (Vote(1, empty),)))
     bench.tick(limits.QUORUM_WAIT_NS)
     bench.see("ac")
     assert bench.names() == "abc"

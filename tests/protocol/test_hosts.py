@@ -56,8 +56,7 @@ def link(bench: MasterBench) -> None:
 
 def all_call(bench: MasterBench, kind: TopologyKind, call_id: int) -> Decision | None:
     """All members make a topology call. Returns the answer to the first one."""
-    for name in bench.names():
-        bench.vote(name, kind, call_id)
+    bench.vote(bench.names(), kind, call_id)
     return bench.verdict(bench.names()[0], call_id)
 
 
@@ -113,8 +112,7 @@ def test_of_two_hosts_that_cannot_reach_each_other_one_stays(masters: tuple[str,
     link(bench)
     all_call(bench, UPDATE, 1)
     see()
-    for name in "ab":
-        bench.leave(name)
+    bench.leave("ab")
     see()
     assert bench.names() == "cfed"
     for name in "cfed":
@@ -202,8 +200,7 @@ def test_a_member_that_goes_takes_its_host_along(bench: MasterBench, how: str) -
         bench.lose("a")
     else:
         bench.machine.options = replace(bench.options, straggler_timeout_ns=limits.STRAGGLER_TIMEOUT_MIN_NS)
-        for name in "bcd":
-            bench.vote(name, OPTIMIZE, 2)
+        bench.vote("bcd", OPTIMIZE, 2)
         while "a" in bench.names():
             bench.tick_at_deadline()
     assert bench.names() == "cd"
@@ -245,8 +242,7 @@ def test_a_restarted_host_waits_for_the_longest_heartbeat_timeout(bench: MasterB
     come(bench, "ef", host="one")
     link(bench)
     bench.tick(limits.HEARTBEAT_TIMEOUT_MAX_NS)
-    for name in "ab":
-        bench.disconnect(name)
+    bench.disconnect("ab")
     while "a" in bench.names() or "b" in bench.names():
         bench.tick_at_deadline()
     assert all_call(bench, UPDATE, 2) == Decision(2, OK, value=2)
@@ -468,8 +464,7 @@ def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pyte
     for half in (("two", "four"), ("three", "five")):
         for group in (0, 1):
             bench.link([name for name in names if HOSTS[name] in half and GROUPS[name] == group])
-    for name in names:
-        bench.begin(name, 5, oldest=5)
+    bench.begin(names, 5, oldest=5)
     bench.tick_at_deadline()
     assert bench.names() == "cdgh"
 

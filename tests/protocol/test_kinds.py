@@ -155,11 +155,9 @@ def test_a_broadcast_says_nothing_of_the_link_that_it_does_not_use() -> None:
     for call_id in range(1, 2 * tries, 2):
         for name in "abc":
             bench.begin(name, call_id, ROOT if name == "a" else OTHER)
-        for name in "abc":
-            bench.finish(name, call_id, list(bench.plans)[-1])
+        bench.finish("abc", call_id, list(bench.plans)[-1])
         fail_by(bench, "c", "a", call_id + 1)
-    for name in "abc":
-        bench.begin(name, 2 * tries + 1, spec(**RING_ONLY))
+    bench.begin("abc", 2 * tries + 1, spec(**RING_ONLY))
     assert bench.machine.operations.pending  # The link counts as down, and the call waits for it.
 
 
@@ -190,12 +188,10 @@ ALL_TO_ALL = of_kind(CollectiveKind.ALL_TO_ALL)
 def test_an_all_to_all_is_direct_and_in_order_of_ids() -> None:
     """S1: rows are in order of ranks, so ranks must be in order of ids. Later rings are in order of admission."""
     bench = bench_of("cab")
-    for name in "ca":
-        bench.begin(name, 1, ALL_TO_ALL)
+    bench.begin("ca", 1, ALL_TO_ALL)
     plan = Plan(FIRST_ATTEMPT, (1, 1, 1), reducing("abc", Algorithm.DIRECT))
     assert bench.begin("b", 1, ALL_TO_ALL) == [(f"{name}1", plan) for name in "abc"]
-    for name in "abc":
-        bench.finish(name, 1)
+    bench.finish("abc", 1)
     for name in "abc":
         sent = bench.begin(name, 2)
     assert sent == [(f"{name}1", plan_of(2, FIRST_ATTEMPT + 1, "cab")) for name in "cab"]
@@ -211,8 +207,7 @@ def test_rows_for_a_peer_that_is_lost_end_an_all_to_all_for_all() -> None:
         verdict = bench.decision(name, 1)
         assert (verdict.result, verdict.field) == (Result.RANK_CONNECTION_LOST, "")
         assert "rows for 3 peers, but the group has only 2" in verdict.reason
-    for name in "ab":
-        bench.begin(name, 2, replace(ALL_TO_ALL, count=4, rows=2))
+    bench.begin("ab", 2, replace(ALL_TO_ALL, count=4, rows=2))
     assert list(bench.plans.values()) == [reducing("ab", Algorithm.DIRECT)]
 
 
@@ -243,14 +238,11 @@ def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
     """L2: all rows go to all peers around a ring. Once the link is there, each row goes straight to its receiver."""
     bench = bench_of("abcd")
     cut(bench, "a", "b")
-    for name in "abcd":
-        bench.begin(name, 1, ALL_TO_ALL)
+    bench.begin("abcd", 1, ALL_TO_ALL)
     assert list(bench.plans.values()) == [reducing("acbd")]
-    for name in "abcd":
-        bench.finish(name, 1)
+    bench.finish("abcd", 1)
     bench.link("abcd")
-    for name in "abcd":
-        bench.begin(name, 2, ALL_TO_ALL)
+    bench.begin("abcd", 2, ALL_TO_ALL)
     assert list(bench.plans.values()) == [reducing("acbd"), reducing("abcd", Algorithm.DIRECT)]
 
 
@@ -258,8 +250,7 @@ def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
     """L2: only c reaches all others. The tree of each row has its owner as the root."""
     bench = bench_of("abc")
     cut(bench, "a", "b")
-    for name in "abc":
-        bench.begin(name, 1, ALL_TO_ALL)
+    bench.begin("abc", 1, ALL_TO_ALL)
     (how,) = bench.plans.values()
     assert (how.algorithm, how.order) == (Algorithm.TREES, pids("abc"))
     assert [(lane.root, lane.parents) for lane in how.lanes] == [(0, (0, 2, 0)), (1, (2, 1, 1)), (2, ())]
@@ -272,8 +263,7 @@ def test_an_all_to_all_goes_along_trees_where_no_ring_is_left() -> None:
 def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
     """S1: it needs no links, no plan and no reports."""
     bench = bench_of("abc", copies=copies)
-    for name in "abc":
-        bench.link(name)  # It has no links.
+    bench.say("abc", Linked(()))
     assert bench.begin("c", 7, BARRIER) == bench.begin("a", 8, BARRIER) == []
     assert bench.begin("b", 9, BARRIER) == [
         (f"{name}1", passed(call_id, 3)) for name, call_id in (("a", 8), ("b", 9), ("c", 7))

@@ -50,8 +50,7 @@ def test_a_report_that_would_change_the_list_waits_until_it_is_committed() -> No
     """S3: this holds for a report that the candidate asked for, and for one that the leader asks for."""
     bench = Standby()
     late = ask(bench, "n", members="abcden", epoch=6, round=2, parent=5, old_members=pids("abcde"))
-    for name in "abc":
-        bench.report(name, "abcde", 5, round=1, parent=4, old_members=pids("ab"))
+    bench.report("abc", "abcde", 5, round=1, parent=4, old_members=pids("ab"))
     bench.recover()
     first = bench.machine.registry.epoch
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
@@ -66,8 +65,7 @@ def test_a_late_report_is_forgotten_if_the_key_of_its_sender_is_revoked(monkeypa
     monkeypatch.setattr(is_of, lambda peer_id, identity: not identity or peer_id == pid(identity))
     bench = Standby()
     late = ask(bench, "n", members="abcn", epoch=6, round=2, parent=5, old_members=pids("abc"))
-    for name in "abc":
-        bench.report(name, "abc", 5, round=1, parent=4, old_members=pids("ab"))
+    bench.report("abc", "abc", 5, round=1, parent=4, old_members=pids("ab"))
     bench.recover()
     bench.say("n", replace(late, hello=bench.promising(late.hello)))
     bench.handle(events.KeysRevoked({"n": "nick"}))
@@ -93,8 +91,7 @@ def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
 def lead_with_a_report_that_waits() -> TakeOver:
     """The report of n, which was admitted after the removal of d, waits until c, or nobody, may tell of that."""
     bench = TakeOver()
-    for name in "ab":
-        bench.report(name, "abcd")
+    bench.report("ab", "abcd")
     bench.tick(limits.MINORITY_WAIT_NS)
     assert bench.names() == "abcd"
     assert [m.refusal for to, m in bench.report("n", "abcn", 7, since=7, round=1) if to == "n1"] == []
@@ -122,8 +119,7 @@ def test_whose_report_waits_in_a_run_that_yields_is_told() -> None:
 def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     """L1: nobody would tell it that it is lost."""
     bench = Standby()
-    for name in "abc":
-        bench.report(name, "abc")
+    bench.report("abc", "abc")
     bench.link("abc")
     assert bench.names() == "abc" and not bench.machine._leader.may_change
     bench.disconnect("c")
@@ -140,8 +136,7 @@ def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
 def test_a_run_does_not_yield_while_one_is_absent_who_may_know_a_decision() -> None:
     """S1: q may have returned from a barrier of which n and p know nothing. The wait ends once q has had its time."""
     bench = Standby()
-    for name in "np":
-        bench.report(name, "npq", run_id=OLD_RUN)
+    bench.report("np", "npq", run_id=OLD_RUN)
     bench.recover()
     bench.see("np")
     assert bench.names() == "npq"
@@ -164,13 +159,10 @@ def test_a_run_whose_members_are_all_gone_yields_to_an_earlier_one(knocks: bool)
     """L1: q has not reported, so the run does not yield before q is lost. The members that are there show that the
     network works, whoever else connects and leaves."""
     bench = TakeOver()
-    for name in "np":
-        bench.report(name, "npq")
+    bench.report("np", "npq")
     bench.recover()
-    for name in "ab":
-        bench.report(name, "ab", run_id=OTHER_RUN)
-    for name in "np":
-        bench.disconnect(name)
+    bench.report("ab", "ab", run_id=OTHER_RUN)
+    bench.disconnect("np")
     assert bench.names() == "npq"
     if knocks:
         bench.hello("x", is_member=True)
@@ -182,8 +174,7 @@ def test_a_run_whose_members_are_all_gone_yields_to_an_earlier_one(knocks: bool)
 def test_who_was_refused_for_good_is_in_no_later_list() -> None:
     """S3: c is lost. Then a peer of a host comes that the former master had admitted to c's list."""
     bench = Standby()
-    for name in "ab":
-        bench.report(name, "abc", 5, round=1)
+    bench.report("ab", "abc", 5, round=1)
     bench.recover()
     bench.see("ab")
     bench.tick(limits.QUORUM_WAIT_NS)
@@ -198,8 +189,7 @@ def test_who_was_refused_for_good_is_in_no_later_list() -> None:
 def standby_and_newcomer() -> tuple[Standby, Hello]:
     """A master leads the run of a and b, and p connects. Returns p's Hello."""
     bench = Standby()
-    for name in "ab":
-        bench.report(name, "ab")
+    bench.report("ab", "ab")
     bench.see("ab")
     bench.connections["p"] = "p1"
     hello = replace(hello_of("p"), is_member=False, **TWO)
@@ -266,8 +256,7 @@ def test_a_sync_that_waits_for_links_waits_for_the_list_too() -> None:
     """L1. Duel, seed 12521081: members without links were removed, and the master span until that was committed."""
     bench = Standby()
     bench.begin_run("abc")
-    for name in "abc":
-        bench.say(name, Linked(()))
+    bench.say("abc", Linked(()))
     for name, revision in zip("abc", (1, 1, 0), strict=True):
         bench.say(name, offer(5, revision, entry("w", name)))
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
@@ -281,13 +270,10 @@ def test_groups_that_come_and_go_leave_little_behind(monkeypatch: pytest.MonkeyP
     bench = MasterBench()
     bench.members("z", group=1_000_000)
     for number, names in enumerate(("ab", "cd", "ef", "gh")):
-        one, two = tuple(names)
         bench.members(names, group=number)
-        for name in (one, two):
-            bench.say(name, offer(5, 1))
+        bench.say(names, offer(5, 1))
         assert number in bench.machine.syncs.last_revision
-        for name in (one, two):
-            bench.leave(name)
+        bench.leave(names)
         assert bench.machine.syncs._completed_last == {}
     monkeypatch.setattr(limits, "PEERS_MAX", 2)
     bench.members("i", group=9)
@@ -372,8 +358,7 @@ def test_who_reports_again_by_a_key_that_is_allowed_again_stays(monkeypatch: pyt
     is_of = "zpccl.protocol.master.is_peer_id_of"
     monkeypatch.setattr(is_of, lambda peer_id, identity: not identity or peer_id in pids("cd"))
     bench = TakeOver()
-    for name in "abcd":
-        bench.report(name, "abcd", waits=False)
+    bench.report("abcd", "abcd", waits=False)
     candidate = bench.machine.candidate
     assert candidate is not None
     for name in "cd":

@@ -49,8 +49,7 @@ def test_the_list_of_members_counts_before_that_of_newcomers() -> None:
     bench = TakeOver()
     bench.hello("x", masters=("m:1", "n:2"))
     bench.hello("y")
-    for name in "ab":
-        bench.report(name, "ab")
+    bench.report("ab", "ab")
     bench.hello("z")
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert not bench.machine.is_recovering and bench.pending() == "yz"

@@ -197,8 +197,7 @@ def test_what_is_not_measured_again_is_planned_anew_in_time() -> None:
     (known,) = run.machine.collectives.planner._planned.values()
     run.tick(4 * limits.RATE_DOUBLING_NS)
     run.calls += 1
-    for name in NAMES:
-        run.begin(name, run.calls, spec(1, count=COUNT, algorithm=Algorithm.AUTO))
+    run.begin(NAMES, run.calls, spec(1, count=COUNT, algorithm=Algorithm.AUTO))
     (later,) = run.machine.collectives.planner._planned.values()
     rates = [planned.network.path_bytes_per_second[0][3] or 0 for planned in (known, later)]
     assert rates[1] >= 8 * rates[0] > 0
@@ -309,8 +308,7 @@ def test_a_ring_planned_ahead_is_the_one_that_would_be_planned() -> None:
     how = run.plan(**small)
     assert edges_of(how) == QUICKEST
     attempt_id = list(run.plans)[-1]
-    for name in run.names():
-        run.finish(name, run.calls, attempt_id)
+    run.finish(run.names(), run.calls, attempt_id)
     (ahead,) = run.machine.collectives._ahead.values()
     assert ahead.how == how
 
@@ -353,8 +351,7 @@ def test_samples_of_strangers_are_ignored() -> None:
 def optimise(run: Run) -> int:
     """All call optimize_topology. Returns how many shall measure their paths to all; all get the same answer."""
     run.calls += 1
-    for name in run.names():
-        run.vote(name, TopologyKind.OPTIMIZE, run.calls)
+    run.vote(run.names(), TopologyKind.OPTIMIZE, run.calls)
     (value,) = {verdict.value for name in run.names() if (verdict := run.verdict(name, run.calls)) is not None}
     return value
 

@@ -344,8 +344,7 @@ def test_who_refuses_the_leader_is_not_asked_again_either(bench: TakeOver) -> No
 @pytest.mark.parametrize("masters", [(), ("m:1", "n:2")])
 def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver, masters: tuple[str, ...]) -> None:
     """S6, L3: the only master asks all again only for a member. Otherwise newcomers could keep it from leading."""
-    for name in "ab":
-        bench.report(name, "ab", waits=False)
+    bench.report("ab", "ab", waits=False)
     candidate = bench.machine.candidate
     assert candidate is not None
     term = candidate.promise.term
@@ -360,8 +359,7 @@ def test_a_late_member_that_knows_a_later_list_is_back(bench: TakeOver) -> None:
 
     n must report too.
     """
-    for name in "ab":
-        bench.report(name, "abc", round=1)
+    bench.report("ab", "abc", round=1)
     while bench.names() != "ab":
         bench.tick_at_deadline()
     bench.report("c", "abcn", 6, round=2, waits=False)
@@ -370,8 +368,7 @@ def test_a_late_member_that_knows_a_later_list_is_back(bench: TakeOver) -> None:
 
 def test_who_is_pending_and_says_that_it_is_a_member_is_asked_for_a_report(bench: TakeOver) -> None:
     """S1: another master has admitted it in the meantime, and its knowledge of that run must not be lost."""
-    for name in "ab":
-        bench.report(name, "ab")
+    bench.report("ab", "ab")
     bench.hello("n")
     known = replace(hello_of("n", connection=2), promised=bench.machine.term - 1, leader=b"another leader..")
     assert [(c, message.refusal) for c, message in bench.say("n", known)] == [("n1", Refusal.REPORT)]
@@ -575,8 +572,7 @@ def test_a_run_that_all_have_left_counts_for_no_more(bench: TakeOver, members: s
         bench.report(name, members, 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, members, *calls),))
         bench.leave(name)
     outcomes = (outcome(1, True, "ab", 1, 1),) if has_decided else ()
-    for name in "ab":
-        bench.report(name, "ab", waits=False, outcomes=outcomes)
+    bench.report("ab", "ab", waits=False, outcomes=outcomes)
     bench.tick_at_deadline()
     assert bench.names() == "ab"
 
@@ -732,8 +728,7 @@ def test_what_was_withdrawn_is_not_planned_when_the_last_absent_member_is_lost(b
     bench.report("b", "abc")
     bench.tick_at_deadline()
     bench.link("ab")
-    for name in "ab":
-        bench.begin(name, 3, spec())
+    bench.begin("ab", 3, spec())
     bench.withdraw("a", 3)
     told = []
     while bench.names() == "abc":
@@ -762,15 +757,13 @@ def test_who_was_removed_gets_no_value_of_a_later_round(bench: TakeOver) -> None
     bench.tick(limits.MINORITY_WAIT_NS)
     assert bench.names() == "abc"
     bench.say("c", topology_vote(0, 50, PENDING, 6))
-    for name in "ab":
-        bench.report(name, "ab", 9, round=8, round_value=1, since=1)
+    bench.report("ab", "ab", 9, round=8, round_value=1, since=1)
     assert bench.names() == "ab"
     assert ("c1", 50) not in bench.verdicts and ("c", 50) not in bench.verdicts
 
 
 def test_who_missed_the_last_round_is_told_of_it(bench: TakeOver) -> None:
-    for name in "ab":
-        bench.report(name, "abc", 5, round=8, round_value=1)
+    bench.report("ab", "abc", 5, round=8, round_value=1)
     bench.report("c", "abc", 5, round=7)
     assert bench.names() == "abc"
     told = bench.say("c", topology_vote(0, 50, PENDING, 7))
@@ -961,14 +954,12 @@ def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) ->
     If the master went on from 41, which they had completed before, c with another 42 would win over their 43.
     """
     last, sync = outcome(6, True, "ab", 1, 1, value=41), running_sync(7, 42, "ab", "ab", (2, 2), False)
-    for name in "ab":
-        bench.report(name, last_sync=last, running=(sync,))
+    bench.report("ab", last_sync=last, running=(sync,))
     assert bench.verdict("a", 2) == Decision(2, Result.SUCCESS, 42, attempt_id=7)
     assert bench.machine.syncs.last_revision == {0: 42}
     bench.hello("c")
     bench.link("abc")
-    for name in "ab":
-        bench.vote(name, UPDATE, 3)
+    bench.vote("ab", UPDATE, 3)
     for name, revision in zip("abc", (43, 43, 42), strict=True):
         bench.say(name, offer(4, revision, entry("w", name if name == "c" else "w")))
     (plan,) = [message for message in bench.said["c1"] if is_fetching(message)]
@@ -978,8 +969,7 @@ def test_a_sync_that_ends_with_the_take_over_is_the_last_one(bench: TakeOver) ->
 def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
     """S5: a late report must not change the revision and the participants, which have the vote in the next election."""
     bench.report("a", "abcde", last_sync=outcome(6, True, "a", 1, value=41))
-    for name in "bc":
-        bench.report(name, "abcde")
+    bench.report("bc", "abcde")
     bench.tick(limits.RECOVERY_GRACE_NS)
     assert bench.machine.syncs._completed_last == {0: {bench.peer("a")}}
     for name, last in (("d", outcome(9, True, "ad", 2, 2, value=43)), ("e", outcome(7, True, "ae", 1, 1, value=42))):
@@ -990,8 +980,7 @@ def test_the_last_sync_is_that_of_the_newest_report(bench: TakeOver) -> None:
 
 def test_an_attempt_with_a_call_that_was_answered_is_not_begun_again(bench: TakeOver) -> None:
     """S1: otherwise the call would get two answers. b withdrew it while a's report of the attempt was on its way."""
-    for name in "ab":
-        bench.report(name)
+    bench.report("ab")
     bench.begin("b", 5)
     bench.withdraw("b", 5)
     peers = {bench.peer("a"): 4, bench.peer("b"): 5}
@@ -1147,8 +1136,7 @@ def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOve
 
 def test_a_deadlock_is_ended_only_when_all_are_heard() -> None:
     bench = TakeOver(MasterOptions(straggler_timeout_ns=2 * SECOND))
-    for name in "ab":
-        bench.report(name, "abx", groups={"x": 1})
+    bench.report("ab", "abx", groups={"x": 1})
     bench.tick(limits.RECOVERY_GRACE_NS)
     bench.begin("a", 10, spec(1))
     bench.begin("b", 20, spec(2))
@@ -1196,8 +1184,7 @@ def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
 
 def test_only_who_comes_late_is_introduced(bench: TakeOver) -> None:
     """Lists of all peers to all, for each of many late reports, would be hundreds of megabytes among 128 peers."""
-    for name in "ac":
-        bench.report(name, "abc")
+    bench.report("ac", "abc")
     bench.tick_at_deadline()
     told = bench.report("b", "abc")
     introduced = [(to, m) for to, m in told if isinstance(m, Neighbours | NeighboursChanged)]
@@ -1211,13 +1198,10 @@ def test_only_who_comes_late_is_introduced(bench: TakeOver) -> None:
 def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: TakeOver) -> None:
     """Minority, seed 16239064, S6: the members were cut off just after the take-over. Those that had not reported were
     removed 4 s after the network was back, one of them a moment after its Hello."""
-    for name in "ab":
-        bench.report(name, "abcd")
+    bench.report("ab", "abcd")
     bench.tick_at_deadline()
-    for name in "ab":
-        bench.disconnect(name)
-    for name in "ab":
-        bench.hello(name, welcomed=True, connection=2)
+    bench.disconnect("ab")
+    bench.hello("ab", welcomed=True, connection=2)
     bench.tick(limits.RECOVERY_WAIT_NS - 1)
     bench.connections["c"] = "c1"
     assert [m.refusal for _, m in bench.say("c", hello_of("c"))] == [Refusal.REPORT]
@@ -1229,11 +1213,9 @@ def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: Ta
 
 def test_a_newcomer_whose_round_was_done_anew_is_not_admitted(bench: TakeOver) -> None:
     """Split, seed 5439, L1: the others were at other points of their programs, and all waited for each other."""
-    for name in "ab":
-        bench.report(name, "ab", round=3)
+    bench.report("ab", "ab", round=3)
     assert bench.names() == "ab"
-    for name in "ab":
-        bench.vote(name, PENDING, 50)
+    bench.vote("ab", PENDING, 50)
     bench.report("n", "abn", 6, round=4)
     assert bench.names() == "ab"
 
@@ -1387,8 +1369,7 @@ def test_a_member_stays_though_an_absent_one_was_removed() -> None:
     """S6: a and b have decided something since. That needs c or d to go, and c is here."""
     bench = TakeOver()
     ended: dict[str, Any] = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),), "term": 1, "since": 1}
-    for name in "ab":
-        bench.report(name, "abcd", LATER, admitted=dict.fromkeys("abcd", 1), **ended, waits=False)
+    bench.report("ab", "abcd", LATER, admitted=dict.fromkeys("abcd", 1), **ended, waits=False)
     bench.tick(limits.RECOVERY_GRACE_NS)
     bench.report("c", "abc", 2, since=1, admitted=dict.fromkeys("abc", 1))
     assert bench.names() == "abc"
@@ -1452,8 +1433,7 @@ def test_a_connection_reports_for_one_peer(bench: TakeOver) -> None:
 def test_a_link_that_broke_before_the_master_died_is_noticed_late() -> None:
     """S6: an outage of all ended the former master, too; the next outage begins as a notices that its link broke."""
     bench = TakeOver()
-    for name in "abc":
-        bench.report(name, "abc")
+    bench.report("abc", "abc")
     bench.link("abc")
     bench.tick(limits.PATH_TIMEOUT_NS)
     bench.say("a", Linked(pids("c")))

@@ -65,8 +65,7 @@ def refusals(told: list[Any]) -> list[Refusal]:
 
 def test_a_quorum_goes_on_after_the_grace_period(bench: Standby) -> None:
     """L3: three of four are a quorum; the fourth may still come."""
-    for name in "abc":
-        bench.report(name, "abcd")
+    bench.report("abc", "abcd")
     assert bench.machine.is_recovering
     told = bench.tick_at_deadline()
     assert sum(isinstance(message, Welcome) for _, message in told) == 3
@@ -137,8 +136,7 @@ def test_who_has_gone_elsewhere_does_not_count(bench: Standby) -> None:
 
 def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> None:
     """S3: the list may never be committed, and a peer that is not in it may be a member by another list."""
-    for name in "ab":
-        bench.report(name, "ab")
+    bench.report("ab", "ab")
     hello = bench.promising(replace(hello_of("x"), **TWO), Promise(bench.machine.term + 1, b"some other one.."))
     for number in range(2):
         bench.connections["x"] = "x1"
@@ -155,8 +153,7 @@ def test_members_cut_off_in_several_groups_go_together() -> None:
     bench = Standby()
     bench.groups = {name: index // 3 for index, name in enumerate("abcdefghi")}
     bench.begin_run("a")
-    for name in "bcdefghi":
-        bench.hello(name, **TWO)
+    bench.hello("bcdefghi", **TWO)
     for names in ("abc", "def", "ghi"):
         bench.link(names)
     bench.vote("a", UPDATE, 900)
@@ -164,8 +161,7 @@ def test_members_cut_off_in_several_groups_go_together() -> None:
     for names in ("abc", "def", "ghi"):
         bench.link(names[:2])
         bench.say(names[2], Linked(()))
-        for name in names:
-            bench.begin(name, 1)
+        bench.begin(names, 1)
     begun_ns = bench.now_ns
     while len(bench.names()) > 6:
         bench.tick_at_deadline()
@@ -232,8 +228,7 @@ def test_the_report_of_one_who_leaves_counts_with_it(bench: Standby) -> None:
 
 def test_a_newcomer_admitted_late_hears_that_its_list_is_not_established(bench: Standby) -> None:
     """S3: otherwise it would report the list to another master as committed."""
-    for name in "ab":
-        bench.report(name, "ab", round=3)
+    bench.report("ab", "ab", round=3)
     bench.see("ab")
     told = bench.report("n", "abn", 6, round=4)
     assert bench.names() == "abn"
@@ -290,8 +285,7 @@ def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) 
 
 def test_a_member_of_another_masters_list_is_not_admitted_as_a_newcomer(bench: Standby) -> None:
     """Split, seed 96, S1: this master had removed it and decided without it."""
-    for name in "abc":
-        bench.report(name, "abcd", round=1)
+    bench.report("abc", "abcd", round=1)
     bench.tick_at_deadline()
     bench.see("abc")
     bench.tick(limits.QUORUM_WAIT_NS)
@@ -418,8 +412,7 @@ def test_a_link_that_stays_down_does_not_keep_the_master_busy(bench: Standby) ->
 
 def test_a_member_that_has_not_seen_its_welcome_has_time(bench: Standby) -> None:
     """Split, seed 228. It may have left for another master while the welcome was on its way."""
-    for name in "abc":
-        bench.report(name, "abc")
+    bench.report("abc", "abc")
     bench.see("ab")
     bench.lose("c")
     assert bench.names() == "abc"
@@ -512,8 +505,7 @@ def test_a_pending_peer_has_joined_another_run(bench: Standby) -> None:
 
 
 def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Standby) -> None:
-    for name in "abc":
-        bench.report(name, "abc")
+    bench.report("abc", "abc")
     bench.disconnect("c")
     hello = replace(hello_of("c", b"another run....."), connection=9, **TWO)
     bench.connections["c"] = "c9"
@@ -525,8 +517,7 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
 
 def lead(bench: Standby, names: str) -> None:
     """The master takes over the run of these peers, and its list is committed."""
-    for name in names:
-        bench.report(name, names)
+    bench.report(names, names)
     if bench.machine.is_recovering:
         bench.tick_at_deadline()
     bench.see(names)
@@ -535,8 +526,7 @@ def lead(bench: Standby, names: str) -> None:
 
 def test_a_member_that_may_be_at_another_master_is_lost_once_all_links_to_it_are(bench: Standby) -> None:
     """Split, seed 34003391, S6: it had tried the next master, and one link to it broke and came back."""
-    for name in "abc":
-        bench.report(name, "abc")
+    bench.report("abc", "abc")
     bench.see("ac")
     bench.link("abc")
     bench.tick(limits.WITNESS_AFTER_NS)
@@ -593,8 +583,7 @@ def admit_unaware(bench: Standby) -> None:
     lead(bench, "ab")
     bench.hello("c", **TWO)
     bench.link("abc")
-    for name in "ab":
-        bench.vote(name, UPDATE, 900)
+    bench.vote("ab", UPDATE, 900)
     bench.see("ab")
     assert bench.names() == "abc" and bench.machine.registry.is_committed
 
@@ -621,8 +610,7 @@ def test_an_unaware_member_that_comes_back_hears_of_its_admission(bench: Standby
 def test_a_returning_peer_that_is_no_member_yet_comes_back(bench: Standby) -> None:
     """It keeps its turn: none of its promises counts while it waits."""
     bench.begin_run("a")
-    for name in "bcb":
-        bench.hello(name, connection=9, is_returning=True, **TWO, **ELSEWHERE)
+    bench.hello("bcb", connection=9, is_returning=True, **TWO, **ELSEWHERE)
     assert bench.pending() == "bc"
 
 

@@ -106,8 +106,7 @@ def test_peers_that_wait_for_each_other() -> None:
     """a waits in are_peers_pending for b and c. These wait for a in a collective that may run beside it."""
     bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     bench.vote("a", PENDING, 1)
-    for name in "bc":
-        bench.begin(name, 1)
+    bench.begin("bc", 1)
     bench.tick(WARNING)
     assert lines(bench) == [
         "waiting for b, c, busy in other calls: a called are_peers_pending 10 s ago",
@@ -134,14 +133,12 @@ def test_who_is_in_a_long_collective_is_no_straggler() -> None:
     """The other group waits. Nobody is removed for it, and the master is not kept busy."""
     bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
     bench.members("x", group=1)
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.vote("x", PENDING, 1)
     while bench.now_ns < 10 * TIMEOUT:
         bench.tick_at_deadline()
     assert bench.names() == "abx"
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     bench.vote("a", PENDING, 2)
     bench.tick(TIMEOUT - 1)
     assert bench.names() == "abx"
@@ -152,8 +149,7 @@ def test_who_is_in_a_long_collective_is_no_straggler() -> None:
 def test_who_waits_for_links_is_no_straggler() -> None:
     bench = bench_of("ab")
     bench.say("a", Linked(()))
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.tick(WARNING - 1)
     assert bench.machine.stragglers() == ()
     assert lines(bench) == []
@@ -163,8 +159,7 @@ def test_who_takes_its_vote_back_is_waited_for_again() -> None:
     """Also if all had voted and only links were missing."""
     bench = bench_of("ab")
     bench.say("a", Linked(()))
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.tick(WARNING - 1)
     bench.withdraw("b", 1)
     bench.tick_at_deadline()
@@ -175,8 +170,7 @@ def test_who_takes_its_vote_back_is_waited_for_again() -> None:
 
 def test_a_running_attempt_has_no_stragglers() -> None:
     bench = bench_of("ab")
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.tick(10 * WARNING)
     assert lines(bench) == []
     assert bench.machine.deadline_ns() is None
@@ -189,8 +183,7 @@ def test_a_short_operation_beside_a_long_one() -> None:
     bench.tick(WARNING // 2)
     bench.begin("a", 2, spec(2))
     bench.begin("b", 2, spec(2))
-    for name in "ab":
-        bench.finish(name, 2)
+    bench.finish("ab", 2)
     bench.tick(WARNING // 4)
     bench.begin("a", 3, spec(3))
     bench.tick_at_deadline()
@@ -210,8 +203,7 @@ def test_nobody_is_removed_without_a_timeout() -> None:
 def test_a_straggler_is_removed_after_the_timeout() -> None:
     """L1: the others go on. The straggler gets an error that says why, and may join again."""
     bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
-    for name in "ac":
-        bench.begin(name, 1)
+    bench.begin("ac", 1)
     bench.tick(TIMEOUT - 1)
     assert bench.names() == "abc"
     assert bench.machine.deadline_ns() == bench.now_ns + 1
@@ -237,8 +229,7 @@ def test_a_timeout_shorter_than_the_warning() -> None:
 def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] | type[Standby]) -> None:
     """L3: c may have voted at the former master. Once it is here, it has the same time as others."""
     bench = kind(MasterOptions(straggler_timeout_ns=limits.SECOND))
-    for name in "ab":
-        bench.report(name, "abc")
+    bench.report("ab", "abc")
     bench.recover()
     for name in "ab":
         bench.say(name, Acknowledgement(bench.machine.registry.epoch))
@@ -257,13 +248,10 @@ def test_who_has_not_found_the_new_master_is_no_straggler(kind: type[TakeOver] |
 def test_nobody_is_a_straggler_before_all_are_back() -> None:
     """S6: b has been in no call for long, but could not have made one in the outage. c has died in it."""
     bench = bench_of("abc", straggler_timeout_ns=2 * SECOND)
-    for name in "ac":
-        bench.begin(name, 1)
-    for name in "abc":
-        bench.disconnect(name)
+    bench.begin("ac", 1)
+    bench.disconnect("abc")
     bench.tick(25 * SECOND)
-    for name in "ab":
-        bench.hello(name, welcomed=True, connection=2)
+    bench.hello("ab", welcomed=True, connection=2)
     bench.tick(limits.RECOVERY_WAIT_NS + SECOND)
     assert bench.names() == "ab"
     bench.tick(2 * SECOND)
@@ -276,8 +264,7 @@ def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
     bench = bench_of("abc", straggler_timeout_ns=5 * SECOND)
     bench.hello("b", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
     bench.disconnect("b")
-    for name in "ac":
-        bench.begin(name, 1)
+    bench.begin("ac", 1)
     bench.tick(4 * SECOND)
     if is_back:
         bench.hello("b", welcomed=True, connection=3, handshake_ms=limits.HANDSHAKE_MS_MAX)
@@ -292,8 +279,7 @@ def test_a_member_that_is_away_may_have_voted(is_back: bool) -> None:
 def test_a_straggler_that_was_away_is_removed_soon_after() -> None:
     """L2: not only after another timeout, which may be an hour."""
     bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
-    for name in "ac":
-        bench.begin(name, 1)
+    bench.begin("ac", 1)
     begun_ns = bench.now_ns
     bench.tick(TIMEOUT - 1)
     bench.disconnect("b")
@@ -306,8 +292,7 @@ def test_a_straggler_that_was_away_is_removed_soon_after() -> None:
 def test_a_straggler_that_comes_and_goes_is_removed() -> None:
     """L2: it never votes, and connects again every second, for ever."""
     bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
-    for name in "ac":
-        bench.begin(name, 1)
+    bench.begin("ac", 1)
     excused_ns = TIMEOUT + limits.AWAY_EXCUSE_MAX_NS
     assert bench.come_and_go("b", SECOND, lambda: "b" not in bench.names(), excused_ns + SECOND) >= excused_ns
 
@@ -385,8 +370,7 @@ def test_peers_in_different_tags(timeout_ns: int | None) -> None:
     assert bench.names() == "abc"
     first, second = bench.peer("a").answers[1], bench.peer("b").answers[1]
     assert (first.order, second.order) == (pids("ac"), ())
-    for name in "abc":
-        bench.begin(name, 2, spec(1))
+    bench.begin("abc", 2, spec(1))
     assert len(bench.plans) == 1
 
 
@@ -416,8 +400,7 @@ def test_batches_that_overlap_in_part() -> None:
     for name, call_id in (("a", 1), ("c", 1), ("b", 2), ("c", 3)):
         assert "peers wait for each other" in refused(bench, name, call_id)
     assert bench.verdict("c", 4) is None
-    for name in "ab":
-        bench.begin(name, 9, spec(4))
+    bench.begin("ab", 9, spec(4))
     assert len(bench.plans) == 2
 
 
@@ -467,8 +450,7 @@ def test_a_deadlock_is_looked_for_though_nobody_votes_any_more() -> None:
         bench.begin(name, 2, spec(tag))
     until(bench, bench.now_ns + 20 * WARNING)
     lines(bench)
-    for name in "ab":
-        bench.finish(name, 1)
+    bench.finish("ab", 1)
     until(bench, bench.now_ns + WARNING)
     assert any(text.startswith("peers wait") for text in lines(bench))
 
@@ -502,7 +484,7 @@ def test_a_line_about_a_large_deadlock_can_be_read() -> None:
     names = [chr(ord("A") + i) * limits.NAME_CHARS_MAX for i in range(40)]
     bench = bench_of(names, straggler_timeout_ns=TIMEOUT)
     for tag, name in enumerate(names):
-        bench.begin(name, 1, spec(tag))
+        bench.begin([name], 1, spec(tag))
     until(bench, bench.now_ns + WARNING)
     (line,) = lines(bench)
     assert line.count(" in all_reduce at tag ") == limits.STRAGGLER_LINES_MAX
@@ -524,13 +506,11 @@ def test_who_cannot_vote_in_an_outage_of_all_is_no_straggler(seconds: int) -> No
     """L3: b and c are removed only if they do not vote once all are back."""
     bench = bench_of("abc", straggler_timeout_ns=TIMEOUT)
     bench.begin("a", 1)
-    for name in "abc":
-        bench.disconnect(name)
+    bench.disconnect("abc")
     for _ in range(seconds):
         bench.tick(limits.SECOND)
     assert bench.names() == "abc"
-    for name in "abc":
-        bench.hello(name, welcomed=True, connection=2)
+    bench.hello("abc", welcomed=True, connection=2)
     bench.tick(TIMEOUT - 1)
     assert bench.names() == "abc"
     bench.tick(1)

@@ -92,8 +92,7 @@ def test_all_fetchers_must_have_it() -> None:
 def test_revisions_go_on_from_sync_to_sync() -> None:
     bench = bench_of("ab")
     for revision in range(3):
-        for name in "ab":
-            bench.say(name, offer(revision + 1, revision))
+        bench.say("ab", offer(revision + 1, revision))
         assert bench.verdict("a", revision + 1) == committed(revision + 1, revision, FIRST_ATTEMPT + revision)
     bench.say("a", offer(9, 3))
     bench.say("b", offer(9, 4))
@@ -105,8 +104,7 @@ def test_revisions_go_on_from_sync_to_sync() -> None:
 def test_members_in_step_may_skip_revisions() -> None:
     """The peers that completed the last sync have the vote; a joiner ahead of them is refused."""
     bench = bench_of("ab")
-    for name in "ab":
-        bench.say(name, offer(1, 3))
+    bench.say("ab", offer(1, 3))
     bench.members("c")
     for name, revision in (("a", 8), ("b", 8), ("c", 9)):
         bench.say(name, offer(2, revision))
@@ -116,8 +114,7 @@ def test_members_in_step_may_skip_revisions() -> None:
 
 def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
     bench = bench_of("ab")
-    for name in "ab":
-        bench.say(name, offer(1, 9))
+    bench.say("ab", offer(1, 9))
     bench.members("cd")
     bench.leave("a")
     bench.leave("b")
@@ -165,8 +162,7 @@ def test_the_refused_are_answered_and_the_rest_go_on() -> None:
 
 def test_nobody_to_elect() -> None:
     bench = bench_of("ab")
-    for name in "ab":
-        bench.say(name, offer(1, 0, strategy=1))
+    bench.say("ab", offer(1, 0, strategy=1))
     answer = Decision(1, Result.NO_SHARED_STATE_AVAILABLE, reason="all peers are RECEIVE_ONLY")
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == answer
     assert bench.machine.syncs.last_revision == {}
@@ -255,8 +251,7 @@ def test_who_has_all_stands_in_for_the_holder() -> None:
 def test_nobody_stands_in_for_the_holder(links_down: tuple[str, ...], done: str) -> None:
     """L1: the fetchers would wait for each other, or for a peer that they do not reach."""
     bench = two_fetchers(*links_down)
-    for name in done:
-        bench.fetched(name, 1)
+    bench.fetched(done, 1)
     bench.lose("a")
     assert bench.verdict("b", 1) == bench.verdict("c", 1) == aborted(1, 1, f"lost a{ALONE}", "a")
 
@@ -324,8 +319,7 @@ def test_one_of_two_fetchers_dies() -> None:
 
 def test_a_member_lost_before_all_have_called_is_not_waited_for() -> None:
     bench = bench_of("abc")
-    for name in "ab":
-        bench.say(name, offer(1, 0))
+    bench.say("ab", offer(1, 0))
     bench.leave("c")
     assert bench.verdict("a", 1) == committed(1, 0)
 
@@ -387,16 +381,14 @@ def test_who_was_refused_may_call_again_while_the_rest_go_on() -> None:
     bench.say("b", offer(2, 1, w("x")))
     assert bench.verdict("b", 2) is None
     bench.fetched("c", 1)
-    for name in "ac":
-        bench.say(name, offer(2, 1, w("x")))
+    bench.say("ac", offer(2, 1, w("x")))
     assert bench.verdict("b", 2) == committed(2, 1, FIRST_ATTEMPT + 2)
 
 
 def test_a_second_sync_waits_for_the_first() -> None:
     """Only a peer that breaks the protocol calls again while its sync runs. The first call is not forgotten."""
     bench = running()
-    for name in "abc":
-        bench.say(name, offer(2, 1, w("x")))
+    bench.say("abc", offer(2, 1, w("x")))
     assert bench.verdict("a", 2) is None
     bench.fetched("c", 1)
     assert bench.verdict("a", 1) == committed(1, 1)
@@ -406,17 +398,14 @@ def test_a_second_sync_waits_for_the_first() -> None:
 def test_collectives_and_syncs_share_attempt_ids() -> None:
     """S3."""
     bench = bench_of("ab")
-    for name in "ab":
-        bench.begin(name, 1, spec(1))
-    for name in "ab":
-        bench.say(name, offer(2, 0))
+    bench.begin("ab", 1, spec(1))
+    bench.say("ab", offer(2, 0))
     assert bench.verdict("a", 2) == committed(2, 0, FIRST_ATTEMPT + 1)
 
 
 def test_holders_are_in_ring_order() -> None:
     bench = bench_of("cab")
-    for name in "abc":
-        bench.say(name, offer(1, 0))
+    bench.say("abc", offer(1, 0))
     plans = [message for message in bench.said["a1"] if is_fetching(message)]
     assert fetching(plans[0]).holders == pids("cab")
 
@@ -447,8 +436,7 @@ def test_sources_are_holders_with_a_link() -> None:
     for name in "abcd":
         bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
     assert sources_of(bench) == {"c": pids("a"), "d": pids("b")}
-    for name in "cd":
-        bench.fetched(name, 1)
+    bench.fetched("cd", 1)
     assert bench.verdict("a", 1) == committed(1, 1)
 
 
@@ -469,8 +457,7 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
         bench.say(name, offer(1, int(name == "a"), w(name)))
     assert sources_of(bench) == {"b": pids("a"), "c": (), "d": ()}
     assert partial_seeds_of(bench) == {"b": pids("c"), "c": pids("bd"), "d": pids("c")}
-    for name in "bcd":
-        bench.fetched(name, 1)
+    bench.fetched("bcd", 1)
     assert bench.verdict("d", 1) == committed(1, 1)
 
 
@@ -504,8 +491,7 @@ def test_keys_that_may_differ_come_from_the_source(
         bench.say(name, offer(1, int(name in "ab"), entry("free", name, free=True), w(contents)))
     assert (sources_of(bench)["d"], partial_seeds_of(bench)["d"]) == (pids(source), pids(partial_seed))
     assert fetched_by(bench, "d") == {"free": free, "w": "new"}
-    for name in "cd":
-        bench.fetched(name, 1)
+    bench.fetched("cd", 1)
     assert bench.verdict("d", 1) == committed(1, 1)
 
 
@@ -530,8 +516,7 @@ def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
     bench.say("a", Linked(()))
     for name in "ab":
         bench.say(name, offer(1, int(name == "a"), w(name)))
-    for name in "xy":
-        bench.begin(name, 1)
+    bench.begin("xy", 1)
     bench.say("a", Linked(pids("b")))
     (plan,) = (m for m in bench.said["b1"] if is_fetching(m))
     assert plan.attempt_id > max(bench.plans)
@@ -609,8 +594,7 @@ def test_who_is_refused_in_a_sync_that_waits_for_links_does_not_wait_when_the_ot
     bench.say("b", offer(1, 0, w("b")))
     bench.say("c", offer(1, 0, entry("v", "c")))
     assert bench.verdict("c", 1) is None
-    for name in gone:
-        bench.leave(name)
+    bench.leave(gone)
     assert bench.decision("c", 1).result == Result.INVALID_ARGUMENT
     assert bench.snapshot()["transfers"] == {}
 
@@ -640,8 +624,7 @@ def test_two_are_lost_one_after_the_other_of_whom_one_fetches_from_the_other(is_
     unlink(bench, "ac", "cd")
     for name, own in (("a", "1"), ("b", "2")):
         bench.say(name, offer(1, 1, entry("own", own, free=True), w("x")))
-    for name in "cd":
-        bench.say(name, offer(1, 0, entry("own", "4", free=True), w("x")))
+    bench.say("cd", offer(1, 0, entry("own", "4", free=True), w("x")))
     assert sources_of(bench) == {"c": pids("b"), "d": pids("a")}
     bench.disconnect("c")
     bench.leave("b")
@@ -687,8 +670,7 @@ def test_a_link_over_which_a_sync_has_come_after_all_does_not_count_as_down() ->
         bench.tick(limits.STALL_TIMEOUT_NS)
         fault = None if call_id == 3 else pid("a")
         bench.fetched("b", call_id, call_id, ok=fault is None, fault=fault)
-    for name in "ab":
-        bench.begin(name, 4)
+    bench.begin("ab", 4)
     assert bench.machine.operations.running and not bench.machine.operations.pending
 
 
@@ -720,13 +702,11 @@ def test_a_link_that_breaks_once_late_in_a_long_sync_removes_nobody(outages: int
         bench.say("a", offer(call_id, 5))
         bench.say("b", offer(call_id, 0, entry("w", "2")))
         bench.tick(limits.LINK_FAILING_MAX_NS)
-        for name in "ab" if outages else "":
-            bench.disconnect(name)
-        for name in "ab" if outages else "":
-            bench.hello(name, welcomed=True, connection=1 + call_id)
+        if outages:
+            bench.disconnect("ab")
+            bench.hello("ab", welcomed=True, connection=1 + call_id)
         bench.fetched("b", call_id, call_id, ok=False, fault=pid("a"), reason="link broke")
-    for name in "ab":
-        bench.begin(name, 9)
+    bench.begin("ab", 9)
     assert bench.machine.operations.running and not bench.machine.operations.pending
 
 

@@ -47,8 +47,7 @@ def test_are_peers_pending_gives_all_the_same_answer(bench: MasterBench, group: 
     bench.vote("b", PENDING, 1)
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == Decision(1, OK, value=1)
     bench.leave("j")
-    for name in "ab":
-        bench.vote(name, PENDING, 2)
+    bench.vote("ab", PENDING, 2)
     assert bench.verdict("a", 2) == bench.verdict("b", 2) == Decision(2, OK, value=0)
     assert bench.names() == "ab"
 
@@ -59,8 +58,7 @@ def test_who_fetches_state_ahead_is_not_pending_until_it_is_ready(bench: MasterB
     bench.hello("j", is_ready=False)
     bench.link("abj")
     for call_id, kind in ((1, PENDING), (2, UPDATE)):
-        for name in "ab":
-            bench.vote(name, kind, call_id)
+        bench.vote("ab", kind, call_id)
     for name in "ab":
         assert (bench.verdict(name, 1), bench.verdict(name, 2)) == (Decision(1, OK, value=0), Decision(2, OK, value=0))
     assert bench.names() == "ab"
@@ -82,8 +80,7 @@ def test_a_peer_is_ready_once_and_for_all(bench: MasterBench) -> None:
     bench.say("j", Ready())
     bench.hello_again("j", welcomed=True, is_ready=False, run_id=RUN_ID, connection=1)
     bench.link("abj")
-    for name in "ab":
-        bench.vote(name, UPDATE, 1)
+    bench.vote("ab", UPDATE, 1)
     assert bench.names() == "abj"
 
 
@@ -92,8 +89,7 @@ def test_links_of_who_is_not_ready_are_not_waited_for(bench: MasterBench) -> Non
     bench.hello("j", is_ready=False)
     bench.register("k")
     bench.link("abk")
-    for name in "ab":
-        bench.vote(name, UPDATE, 1)
+    bench.vote("ab", UPDATE, 1)
     assert bench.names() == "abk"
 
 
@@ -125,11 +121,9 @@ def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
 def test_a_joiner_that_is_admitted_has_no_vote_in_that_round(bench: MasterBench) -> None:
     bench.register("j")
     bench.link("abj")
-    for name in "ab":
-        bench.vote(name, UPDATE, 1)
+    bench.vote("ab", UPDATE, 1)
     assert bench.names() == "abj"
-    for name in "ab":
-        bench.vote(name, UPDATE, 2)
+    bench.vote("ab", UPDATE, 2)
     assert bench.verdict("a", 2) is None
     bench.vote("j", UPDATE, 1)
     assert bench.verdict("a", 2) == Decision(2, OK)
@@ -146,8 +140,7 @@ def test_withdraw_from_a_round(bench: MasterBench) -> None:
 
 def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
     bench.register("j")
-    for name in "ab":
-        bench.vote(name, UPDATE, 1)
+    bench.vote("ab", UPDATE, 1)
     assert bench.machine.operations.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
     bench.withdraw("b", 1)
     assert bench.machine.operations.deadline_ns() is None
@@ -171,8 +164,7 @@ def test_only_one_call_at_a_time(bench: MasterBench) -> None:
 
 def update(bench: MasterBench, call_id: int = 1) -> None:
     """All members vote."""
-    for name in bench.names():
-        bench.vote(name, UPDATE, call_id)
+    bench.vote(bench.names(), UPDATE, call_id)
 
 
 def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> None:
@@ -187,8 +179,7 @@ def test_a_joiner_that_lacks_a_link_is_admitted_where_a_ring_takes_it_in() -> No
     bench.tick(limits.ADMISSION_WAIT_NS)
     assert bench.verdict("a", 1) == Decision(1, OK, value=1)
     assert bench.names() == "abcj"
-    for name in "abcj":
-        bench.begin(name, 2)
+    bench.begin("abcj", 2)
     assert bench.plans[FIRST_ATTEMPT].order == pids("acbj")
 
 
@@ -203,8 +194,7 @@ def test_a_joiner_that_reaches_one_member_is_admitted(link: str) -> None:
     assert bench.verdict("a", 1) is None
     bench.tick(limits.ADMISSION_WAIT_NS)
     assert bench.names() == "abcj"
-    for name in "abcj":
-        bench.begin(name, 2)
+    bench.begin("abcj", 2)
     assert bench.plans[FIRST_ATTEMPT].algorithm == Algorithm.TREES
 
 
@@ -311,8 +301,7 @@ def test_a_vote_after_all_have_voted_for_the_collective(bench: MasterBench) -> N
 
 def test_a_collective_that_waits_for_links_is_no_conflict(bench: MasterBench) -> None:
     bench.say("a", Linked(()))
-    for name in "ab":
-        bench.begin(name, 1)
+    bench.begin("ab", 1)
     bench.vote("a", UPDATE, 2)
     assert bench.verdict("a", 2) is None
     bench.say("a", Linked(pids("b")))
