@@ -198,8 +198,11 @@ class MasterBench:
             known = self.verdicts.setdefault((name, message.call_id), message)
             assert known == message, "a call has one answer"
 
-    def say(self, names: Iterable[str], message: Any, host: str = "") -> list[tuple[Hashable, Any]]:
-        """Peers send a message, one after the other. Returns what the master sends to whom, for the first copies."""
+    def say(self, names: Iterable[str], message: Any, host: str = "", *, on: str = "") -> list[tuple[Hashable, Any]]:
+        """Peers send a message; with `on`, a peer has this connection from now on. The result is for the first copy."""
+        if on:
+            (name,) = names
+            self.connections[name] = on
         return [said for name in names for said in self._say(name, message, host)]
 
     def _say(self, name: str, message: Any, host: str) -> list[tuple[Hashable, Any]]:

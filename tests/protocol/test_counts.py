@@ -9,7 +9,7 @@ import pytest
 from zpccl.protocol.counts import AbortReason, LossReason
 
 from .harness import MasterBench, bench_of, entry, offer, pid, spec
-from .takeover import report_of
+from .takeover import TakeOver
 
 
 @pytest.fixture
@@ -76,12 +76,8 @@ def test_syncs(bench: MasterBench, is_committed: bool) -> None:
 
 
 def test_a_takeover_and_members_that_do_not_come() -> None:
-    bench = MasterBench()
-    bench.machine.recover(bench.now_ns)
-    bench.connections["a"] = "a1"
-    report = report_of("a")
-    bench.say("a", report.hello)
-    bench.say("a", report)
+    bench = TakeOver()
+    bench.report("a")
     bench.tick_at_deadline()
     assert bench.machine.counts.takeovers == 1
     bench.tick_at_deadline()

@@ -26,16 +26,13 @@ def test_a_run_does_not_yield_once_a_late_report_tells_that_it_has_decided(what:
     bench.recover()
     assert bench.names() == "abcde"
     run_id = bench.machine.run_id
-    bench.connections["x"] = "x1"
-    bench.say("x", hello_of("x", OTHER_RUN))
-    bench.say("x", report_of("x", "x", 3, run_id=OTHER_RUN))
+    bench.report("x", "x", 3, run_id=OTHER_RUN)
     facts: dict[str, Any] = {"outcomes": (outcome(1, True, "ab", 1, 1),)}
     if what == "running":
         facts = {"running": (running_attempt(7, "ab", (3, 4), spec()),)}
     for name in "ab":
-        bench.connections[name] = f"{name}1"
         report = report_of(name, "abcde", **facts)
-        bench.say(name, report.hello)
+        bench.say(name, report.hello, on=f"{name}1")
         bench.say(name, bench.promising(report, bench.machine._leader.promise))
     for _ in range(3):
         bench.tick(limits.SECOND)
@@ -78,10 +75,7 @@ def test_a_call_that_runs_and_has_an_outcome_of_another_attempt() -> None:
     bench = TakeOver()
     bench.report("ac", "abc", waits=False, running=(running_attempt(7, "ac", (3, 4), spec()),))
     bench.recover()
-    bench.connections["b"] = "b1"
-    report = report_of("b", "abc", outcomes=(outcome(5, False, "ac", 3, 4),))
-    bench.say("b", report.hello)
-    bench.say("b", bench.promising(report, bench.machine._leader.promise))
+    bench.report("b", "abc", outcomes=(outcome(5, False, "ac", 3, 4),))
     for name, call_id in (("a", 3), ("c", 4)):
         bench.finish(name, call_id, 7)
     assert bench.verdict("a", 3) is not None
@@ -92,10 +86,7 @@ def test_a_plan_that_lacks_calls_is_no_plan() -> None:
     bench = TakeOver()
     bench.report("a", "ab", waits=False)
     false = replace(running_attempt(7, "ab", (3, 4), spec()), plan=Plan(7, (3,), reducing("ab")))
-    bench.connections["b"] = "b1"
-    report = report_of("b", "ab", running=(false,))
-    bench.say("b", report.hello)
-    (told,) = bench.say("b", report)
+    (told,) = bench.report("b", "ab", running=(false,), waits=False)
     assert told[1].refusal is Refusal.UNKNOWN_SESSION
 
 
@@ -115,18 +106,14 @@ def test_a_participant_that_registers_again_is_no_survivor(kind: str) -> None:
     bench.tick(limits.QUORUM_WAIT_NS)
     bench.see("ac")
     assert bench.names() == "abc"
-    bench.connections["d"] = "d1"
     hello = replace(hello_of("d"), is_member=False, is_returning=True, **TWO)
-    bench.say("d", hello)
+    bench.say("d", hello, on="d1")
     assert bench.pending() == "d"
     bench.tick(limits.SECOND)
-    bench.connections["b"] = "b1"
     calls = (1, 1, 1, 1)
     is_sync = kind == "sync"
     ran = running_sync(7, 1, "abcd", "abcd", calls, False) if is_sync else running_attempt(7, "abcd", calls, empty)
-    late = report_of("b", **of, running=(ran,), hello=replace(hello_of("b"), **TWO))
-    bench.say("b", late.hello)
-    bench.say("b", bench.promising(late, bench.machine._leader.promise))
+    bench.report("b", **of, running=(ran,))
     bench.see("abc")
     if kind == "sync":
         bench.say("b", offer(1, 1))

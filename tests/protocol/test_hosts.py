@@ -27,7 +27,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import State
 
 from .harness import OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pids
-from .takeover import OLD_RUN, TakeOver, hello_of, report_of
+from .takeover import OLD_RUN, TakeOver, hello_of
 
 GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
@@ -490,10 +490,7 @@ def test_who_was_admitted_with_a_late_reporter_is_admitted_with_it() -> None:
     come(bench, "e", run_id=OLD_RUN)
     bench.recover()
     assert [peer.name for peer in bench.machine.registry.pending()] == ["e"]
-    bench.connections["f"] = "f1"
-    report = report_of("f", "abcdef", 6, round=2, hello=of_host("f"))
-    bench.say("f", report.hello)
-    bench.say("f", report)
+    bench.report("f", "abcdef", 6, round=2, hello=of_host("f"))
     assert bench.names() == "abcdef" and kicked(bench) == {}
 
 

@@ -36,10 +36,9 @@ OTHER_RUN = b"one more run too"
 
 def ask(bench: Standby, name: str, members: str, **facts: Any) -> RunReport:
     """A peer says Hello and is asked for its report. Returns the report."""
-    bench.connections[name] = f"{name}1"
     report = report_of(name, members, **facts)
     hello = replace(report.hello, connection=1, **TWO)
-    assert [message.refusal for _, message in bench.say(name, hello)] == [Refusal.REPORT]
+    assert [message.refusal for _, message in bench.say(name, hello, on=f"{name}1")] == [Refusal.REPORT]
     return replace(report, hello=replace(hello, promised=0))
 
 
@@ -78,12 +77,9 @@ def test_who_reports_to_a_leader_that_steps_down_is_asked_again() -> None:
     bench = TakeOver()
     bench.report("n", "nq", waits=False)
     bench.recover()
-    bench.connections["c"] = "c1"
-    report = report_of("c", "cde", run_id=OTHER_RUN)
-    bench.say("c", report.hello)
-    bench.say("c", report)
-    bench.connections["q"] = "q1"
-    told = bench.say("q", replace(hello_of("q"), promised=bench.machine.term + 100, leader=b"a former process"))
+    bench.report("c", "cde", run_id=OTHER_RUN)
+    hello = replace(hello_of("q"), promised=bench.machine.term + 100, leader=b"a former process")
+    told = bench.say("q", hello, on="q1")
     assert bench.machine.is_recovering
     assert [message.refusal for to, message in told if to == "c1"] == [Refusal.REPORT]
 
@@ -101,8 +97,8 @@ def lead_with_a_report_that_waits() -> TakeOver:
 def test_whose_report_waits_at_a_leader_that_steps_down_is_asked_again() -> None:
     """L1: n has reported and says nothing more by itself."""
     bench = lead_with_a_report_that_waits()
-    bench.connections["c"] = "c1"
-    told = bench.say("c", replace(hello_of("c"), promised=bench.machine.term + 100, leader=b"a former process"))
+    hello = replace(hello_of("c"), promised=bench.machine.term + 100, leader=b"a former process")
+    told = bench.say("c", hello, on="c1")
     assert bench.machine.is_recovering
     assert [message.refusal for to, message in told if to == "n1"] == [Refusal.UNREGISTERED]
 
@@ -124,9 +120,9 @@ def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     assert bench.names() == "abc" and not bench.machine._leader.may_change
     bench.disconnect("c")
     bench.say("a", Linked(pids("b")))
-    bench.connections["c"] = "c2"
     hello = replace(hello_of("c", connection=2), term=bench.machine.term, **TWO)
-    assert any(isinstance(message, Welcome) for to, message in bench.say("c", bench.promising(hello)) if to == "c2")
+    told = bench.say("c", bench.promising(hello), on="c2")
+    assert any(isinstance(message, Welcome) for to, message in told if to == "c2")
     bench.link("abc")
     bench.see("c")
     bench.see("ab")
@@ -204,9 +200,8 @@ def test_who_has_promised_a_later_leadership_is_not_registered_by_an_earlier_one
     term = bench.machine.term
     bench.say("p", bench.promising(hello, Promise(limits.TERM_MAX, b"nobody has this!")))
     assert not bench.machine.is_recovering
-    bench.connections["q"] = "q1"
     hello = replace(hello_of("q"), is_member=False, **TWO)
-    told = bench.say("q", bench.promising(hello, Promise(term + 7, b"a later one....!")))
+    told = bench.say("q", bench.promising(hello, Promise(term + 7, b"a later one....!")), on="q1")
     assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b1"}
     candidate = bench.machine.candidate
     assert candidate is not None and candidate.promise.term > term + 7
@@ -216,10 +211,9 @@ def test_a_pending_peer_that_a_later_leader_has_admitted_is_ahead() -> None:
     """B1: it answers a request for a report with its Hello, so the master must not repeat the request."""
     bench, hello = standby_and_newcomer()
     bench.say("p", hello)
-    bench.connections["p"] = "p2"
     term = bench.machine.term + 7
     hello = replace(hello, is_member=True, connection=2, term=term)
-    told = bench.say("p", bench.promising(hello, Promise(term, b"a later one....!")))
+    told = bench.say("p", bench.promising(hello, Promise(term, b"a later one....!")), on="p2")
     assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b1"}
     assert bench.machine.candidate is not None and bench.machine.candidate.promise.term > term
 

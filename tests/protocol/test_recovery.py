@@ -195,8 +195,7 @@ def test_a_newcomer_waits_for_the_grace_period(bench: TakeOver) -> None:
 
 def test_a_newcomer_leaves_time_to_members_of_whom_others_tell(bench: TakeOver) -> None:
     """L3: a formerly pending peer says that its run has members. A master that stood still reads theirs later."""
-    bench.connections["p"] = "p1"
-    bench.say("p", replace(hello_of("p"), is_member=False))
+    bench.say("p", replace(hello_of("p"), is_member=False), on="p1")
     bench.hello("n")
     bench.tick(limits.RECOVERY_WAIT_NS - 1)
     assert bench.names() == ""
@@ -253,8 +252,7 @@ def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
     """L2: the wait ends even if further peers that were pending keep coming."""
     bench.hello("n")
     for name in "pqrs":
-        bench.connections[name] = name + "1"
-        bench.say(name, replace(hello_of(name), is_member=False))
+        bench.say(name, replace(hello_of(name), is_member=False), on=name + "1")
         assert bench.names() == ""
         bench.tick(limits.RECOVERY_WAIT_NS // 4)
     assert bench.names() == "n"
@@ -262,9 +260,8 @@ def test_a_newcomer_does_not_wait_for_them_for_ever(bench: TakeOver) -> None:
 
 def test_who_is_asked_and_refuses_is_not_asked_again(bench: TakeOver) -> None:
     """B1: a newcomer that is a member without knowing it answers with its Hello and promises nothing."""
-    bench.connections["n"] = "n1"
     hello = replace(hello_of("n"), is_member=False)
-    assert [message.refusal for _, message in bench.say("n", hello)] == [Refusal.NO_QUORUM]
+    assert [message.refusal for _, message in bench.say("n", hello, on="n1")] == [Refusal.NO_QUORUM]
     assert [(c, message.refusal) for c, message in bench.report("a", "abn", 6)] == [("n1", Refusal.REPORT)]
     assert bench.say("n", hello) == []
 
@@ -320,12 +317,10 @@ def test_an_old_hello_does_not_speak_for_a_member(bench: TakeOver, run_id: bytes
     if is_first:
         bench.say("n", old)
         bench.disconnect("n")
-    bench.connections["n"] = "n2"
     report = report_of("n", "abn", 6, outcomes=(outcome(9, True, "abn", 1, 1, 1),), hello=hello_of("n", connection=5))
-    bench.say("n", report.hello)
+    bench.say("n", report.hello, on="n2")
     if not is_first:
-        bench.connections["n"] = "n1"
-        bench.say("n", old)
+        bench.say("n", old, on="n1")
         bench.connections["n"] = "n2"
     assert bench.names() == "abn" and not bench.peer("n").has_reported
     told = bench.say("n", report)
@@ -348,9 +343,8 @@ def test_a_newcomer_with_a_later_promise_voids_no_reports(bench: TakeOver, maste
     candidate = bench.machine.candidate
     assert candidate is not None
     term = candidate.promise.term
-    bench.connections["n"] = "n1"
     hello = replace(hello_of("n", b"some other run.."), is_member=False, promised=term + 5, leader=b"another leader..")
-    bench.say("n", replace(hello, masters=masters))
+    bench.say("n", replace(hello, masters=masters), on="n1")
     assert candidate.promise.term == term and len(candidate.reports) == 2
 
 
@@ -456,8 +450,7 @@ def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: Ta
 
 def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
     """S3: only c knows the newest list, which admitted it."""
-    bench.connections["c"] = "c1"
-    bench.say("c", hello_of("c"))
+    bench.say("c", hello_of("c"), on="c1")
     bench.report("a")
     bench.report("b")
     assert bench.machine.is_recovering
@@ -471,8 +464,7 @@ def test_a_member_that_comes_too_late_has_been_removed(bench: TakeOver) -> None:
     bench.tick(limits.MINORITY_WAIT_NS)
     bench.tick(limits.RECOVERY_WAIT_NS)
     assert bench.names() == "p"
-    bench.connections["a"] = "a1"
-    assert [message.refusal for _, message in bench.say("a", hello_of("a"))] == [Refusal.REPORT]
+    assert [message.refusal for _, message in bench.say("a", hello_of("a"), on="a1")] == [Refusal.REPORT]
     assert [message.refusal for _, message in bench.say("a", report_of("a", "a", 5))] == [Refusal.UNKNOWN_SESSION]
     assert bench.names() == "p"
 
@@ -481,8 +473,7 @@ def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench:
     """Regicide, seed 394: the master believed that it was gone because its first connection had broken."""
     bench.report("a")
     bench.disconnect("a")
-    bench.connections["a"] = "a2"
-    assert bench.say("a", bench.promising(hello_of("a", connection=2))) == []
+    assert bench.say("a", bench.promising(hello_of("a", connection=2)), on="a2") == []
     bench.report("b")
     assert bench.peer("a").connection == "a2"
 
@@ -491,8 +482,7 @@ def test_a_peer_that_comes_back_while_others_report_need_not_report_again(bench:
 def test_the_last_report_of_a_peer_counts(bench: TakeOver, order: tuple[int, int]) -> None:
     """L3: its first connection broke, on which nobody listens any more, though its messages may be read last."""
     for number in order:
-        bench.connections["a"] = f"a{number}"
-        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number))) == []
+        assert bench.say("a", report_of("a", hello=hello_of("a", connection=number)), on=f"a{number}") == []
     bench.report("b")
     told = bench.tick(limits.RECOVERY_GRACE_NS)
     assert {c for c, _ in told} == {"a2", "b1"}
@@ -501,9 +491,8 @@ def test_the_last_report_of_a_peer_counts(bench: TakeOver, order: tuple[int, int
 def test_a_report_with_another_token_is_refused(bench: TakeOver) -> None:
     """S7: the first peer to report owns the id. A later one with the same id must know the token."""
     bench.report("a")
-    bench.connections["x"] = "x1"
     stranger = replace(hello_of("a", connection=9), token=token("x"))
-    ((connection, refused),) = bench.say("x", report_of("a", hello=stranger))
+    ((connection, refused),) = bench.say("x", report_of("a", hello=stranger), on="x1")
     assert (connection, refused.refusal) == ("x1", Refusal.UNKNOWN_SESSION)
     told = bench.report("b")
     assert {c for c, _ in told} == {"a1", "b1"}
@@ -514,8 +503,7 @@ def test_messages_before_the_report_start_no_avalanche(bench: TakeOver) -> None:
     """Regicide, seed 73: the master answered each with "say everything again", which caused as many messages again."""
     bench.report("a", "ab")
     bench.tick(limits.RECOVERY_GRACE_NS)
-    bench.connections["b"] = "b1"
-    assert [message.refusal for _, message in bench.say("b", hello_of("b"))] == [Refusal.REPORT]
+    assert [message.refusal for _, message in bench.say("b", hello_of("b"), on="b1")] == [Refusal.REPORT]
     assert bench.begin("b", 1) == []
     bench.say("b", report_of("b"))
     assert bench.names() == "ab"
@@ -603,8 +591,7 @@ def test_a_run_with_several_masters_yields_as_a_whole(members: str, old: str, re
 def test_a_report_to_a_master_that_has_given_its_recovery_up_is_asked_for_again() -> None:
     """Anarchy, seed 10774166, L2: newcomers had begun another run by then, and nobody answered the member."""
     bench = TakeOver()
-    bench.connections["a"] = "a1"
-    (asked,) = (message for _, message in bench.say("a", hello_of("a")))
+    (asked,) = (message for _, message in bench.say("a", hello_of("a"), on="a1"))
     bench.hello("x")
     bench.hello("y")
     bench.recover()
@@ -1174,8 +1161,7 @@ def test_who_comes_late_has_time_for_its_report(bench: TakeOver) -> None:
     """Anarchy, seed 4151, S6: it was removed a moment after it had come back."""
     bench.report("p", "ap")
     bench.tick(limits.RECOVERY_WAIT_NS - 1)
-    bench.connections["a"] = "a1"
-    bench.say("a", hello_of("a"))
+    bench.say("a", hello_of("a"), on="a1")
     bench.tick(1)
     assert bench.machine.is_recovering
     bench.say("a", report_of("a", "a", 6))
@@ -1203,8 +1189,7 @@ def test_who_comes_late_has_time_for_its_report_after_all_were_cut_off(bench: Ta
     bench.disconnect("ab")
     bench.hello("ab", welcomed=True, connection=2)
     bench.tick(limits.RECOVERY_WAIT_NS - 1)
-    bench.connections["c"] = "c1"
-    assert [m.refusal for _, m in bench.say("c", hello_of("c"))] == [Refusal.REPORT]
+    assert [m.refusal for _, m in bench.say("c", hello_of("c"), on="c1")] == [Refusal.REPORT]
     bench.tick(1)
     assert bench.names() == "abc"
     bench.say("c", report_of("c", "abcd"))
@@ -1391,8 +1376,7 @@ def test_who_is_here_is_waited_for_once_the_time_for_all_is_over(bench: TakeOver
     """S3: c has gone on without a and b. Minority, seed 19673656: they took the run back before c's report came."""
     bench.report("a", "abc", 5)
     bench.tick(3 * limits.RECOVERY_WAIT_NS)
-    bench.connections["c"] = "c1"
-    bench.say("c", hello_of("c"))
+    bench.say("c", hello_of("c"), on="c1")
     bench.report("b", "abc", 5)
     assert bench.machine.is_recovering
     if reports:
@@ -1407,13 +1391,11 @@ def test_those_that_say_hello_one_after_the_other_hold_up_nobody(bench: TakeOver
     bench.report("a", "abc", 5)
     bench.tick(3 * limits.RECOVERY_WAIT_NS)
     since_ns = bench.now_ns
-    bench.connections["c"] = "c0"
-    bench.say("c", hello_of("c"))
+    bench.say("c", hello_of("c"), on="c0")
     bench.report("b", "abc", 5)
     while bench.machine.is_recovering:
         bench.tick(limits.RECOVERY_GRACE_NS // 2)
-        bench.connections["c"] = f"c{bench.now_ns}"
-        bench.say("c", hello_of("c"))
+        bench.say("c", hello_of("c"), on=f"c{bench.now_ns}")
     assert bench.now_ns - since_ns < 3 * limits.RECOVERY_WAIT_NS
 
 

@@ -81,8 +81,7 @@ def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
     """L3: c may know a list that includes itself, of which the others have not heard yet."""
     report = report_of("c", "abc", epoch=6, parent=5, old_members=pids("ab"))
     hello = replace(report.hello, connection=1, **TWO)
-    bench.connections["c"] = "c1"
-    (asked,) = [message for _, message in bench.say("c", hello)]
+    (asked,) = [message for _, message in bench.say("c", hello, on="c1")]
     assert asked.refusal is Refusal.REPORT
     bench.report("a", "ab")
     bench.report("b", "ab")
@@ -110,8 +109,7 @@ def test_half_with_the_lowest_id_goes_on(bench: Standby) -> None:
 def test_an_old_member_that_never_knew_it_acknowledges_the_list_without_it(bench: Standby) -> None:
     """L2. Duel, seed 9561481: c was admitted without hearing of it, and removed; then b left. All waited for ever."""
     old = replace(hello_of("c"), is_member=False, **TWO)
-    bench.connections["c"] = "c1"
-    assert bench.say("c", old) == []
+    assert bench.say("c", old, on="c1") == []
     told = bench.report("a", "ab", 9, old_members=pids("abc"), parent=5)
     assert [(to, m.refusal) for to, m in told if to == "c1"] == [("c1", Refusal.REPORT)]
     bench.say("c", report_of("c", "", hello=bench.promising(old)))
@@ -139,8 +137,7 @@ def test_a_refusal_is_final_only_when_the_list_is_committed(bench: Standby) -> N
     bench.report("ab", "ab")
     hello = bench.promising(replace(hello_of("x"), **TWO), Promise(bench.machine.term + 1, b"some other one.."))
     for number in range(2):
-        bench.connections["x"] = "x1"
-        (refused,) = [m for _, m in bench.say("x", hello) if isinstance(m, Refused)]
+        (refused,) = [m for _, m in bench.say("x", hello, on="x1") if isinstance(m, Refused)]
         assert refused.refusal is Refusal.UNKNOWN_SESSION
         final = bench.machine.run_id, bench.machine.registry.epoch
         assert (refused.run_id, refused.epoch) == (final if number else (bytes(16), 0))
@@ -258,9 +255,8 @@ def test_a_promise_to_another_master_is_outbid(bench: Standby) -> None:
     first = bench.machine.candidate
     assert first is not None
     low = first.promise.term
-    bench.connections["b"] = "b1"
     hello = replace(report_of("b", "ab").hello, promised=low + 9, **TWO)
-    told = bench.say("b", hello)
+    told = bench.say("b", hello, on="b1")
     assert {to for to, _ in told} == {"a1", "b1"}
     assert min(message.term for _, message in told) > low + 9
     assert first.reports == {}
@@ -276,8 +272,7 @@ def test_a_leader_whose_member_has_promised_itself_gathers_anew(bench: Standby) 
     """S3: another master may have a quorum by now."""
     bench.begin_run("ab")
     hello = Hello(pid("b"), token("b"), True, 0, "b", (), 9, RUN_ID, 0, 5, **TWO)
-    bench.connections["b"] = "b9"
-    told = bench.say("b", hello)
+    told = bench.say("b", hello, on="b9")
     assert bench.machine.is_recovering
     assert {to for to, message in told if isinstance(message, Refused)} >= {"a1", "b9"}
     assert all(message.term > 5 for _, message in told if isinstance(message, Refused))
@@ -313,16 +308,14 @@ def test_nobody_makes_a_leader_gather_but_a_member(bench: Standby) -> None:
     """S7: neither a peer that does not know its token, nor a term that leaves no room for a next one."""
     bench.begin_run("ab")
     for bad, promised in ((token("x"), 5), (token("b"), limits.TERM_MAX)):
-        bench.connections["b"] = "b9"
-        bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, **TWO))
+        bench.say("b", Hello(pid("b"), bad, True, 0, "b", (), 9, RUN_ID, 0, promised, **TWO), on="b9")
         assert not bench.machine.is_recovering
 
 
 def test_peers_with_other_lists_do_not_stop_a_run() -> None:
     """L1: a stranger with two masters changes nothing."""
     bench = bench_of("ab")
-    bench.connections["x"] = "x1"
-    bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, **TWO))
+    bench.say("x", Hello(pid("a"), token("x"), True, 0, "x", (), 1, RUN_ID, **TWO), on="x1")
     bench.lose("b")
     assert bench.machine.registry.is_committed
 
@@ -508,8 +501,7 @@ def test_a_member_has_joined_another_run_before_the_list_may_change(bench: Stand
     bench.report("abc", "abc")
     bench.disconnect("c")
     hello = replace(hello_of("c", b"another run....."), connection=9, **TWO)
-    bench.connections["c"] = "c9"
-    assert [m.refusal for to, m in bench.say("c", hello) if to == "c9"] == [Refusal.UNKNOWN_SESSION]
+    assert [m.refusal for to, m in bench.say("c", hello, on="c9") if to == "c9"] == [Refusal.UNKNOWN_SESSION]
     assert bench.names() == "abc", "S3: no other list before the adopted one is committed"
     bench.see("ab")
     assert bench.names() == "ab"
