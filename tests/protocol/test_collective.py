@@ -702,8 +702,7 @@ def test_digests_that_differ_abort() -> None:
 def test_a_loss_before_all_survivors_finished_aborts(how: str) -> None:
     """S1: b may have finished, and a and c committed with it. So the master asks b, whose link to c is lost."""
     bench = running("abc")
-    bench.finish("a", 1)
-    bench.finish("c", 1)
+    bench.finish("ac", 1)
     getattr(bench, how)("c")
     assert bench.verdict("a", 1) is None
     decision = aborted(1, "the link broke", "c", peers=3)
@@ -726,8 +725,7 @@ def test_a_loss_is_the_end_where_peers_commit_nothing(kind: CollectiveKind, monk
 def test_a_loss_after_all_survivors_finished_does_no_harm() -> None:
     """S1: all survivors hold the same result."""
     bench = running("abc")
-    bench.finish("a", 1)
-    bench.finish("b", 1)
+    bench.finish("ab", 1)
     bench.disconnect("c")
     assert bench.verdict("a", 1) is None
     bench.tick(limits.DISCONNECT_GRACE_NS)
@@ -757,8 +755,7 @@ def test_survivors_that_differ_do_not_commit() -> None:
 
 def test_all_participants_die() -> None:
     bench = running("ab")
-    bench.disconnect("a")
-    bench.disconnect("b")
+    bench.disconnect("ab")
     bench.hello("n")  # Until some peer comes, the master itself may be cut off.
     bench.tick(limits.RECOVERY_WAIT_NS)
     assert bench.names() == "n"
@@ -819,8 +816,7 @@ def test_a_vote_again_gets_what_has_become_of_it() -> None:
 
 def test_withdraw_while_voting() -> None:
     bench = bench_of("abc")
-    bench.begin("a", 1)
-    bench.begin("b", 1)
+    bench.begin("ab", 1)
     assert bench.withdraw("a", 1) == [("a1", Decision(1, LOST, reason="withdrawn"))]
     assert bench.begin("c", 1) == []
     bench.begin("a", 2)

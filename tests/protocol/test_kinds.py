@@ -274,8 +274,7 @@ def test_a_barrier_opens_when_all_are_there(copies: int) -> None:
 def test_a_barrier_does_not_wait_for_the_lost() -> None:
     """L1."""
     bench = bench_of("abc")
-    bench.begin("a", 1, BARRIER)
-    bench.begin("b", 1, BARRIER)
+    bench.begin("ab", 1, BARRIER)
     assert [m for _, m in bench.lose("c") if isinstance(m, Decision)] == [passed(1, 2)] * 2
 
 
@@ -292,8 +291,7 @@ def test_a_barrier_that_was_missed_is_said_again() -> None:
 def test_barriers_follow_each_other() -> None:
     bench = bench_of("ab")
     for call_id in (1, 2):
-        bench.begin("a", call_id, BARRIER, oldest=call_id)
-        bench.begin("b", call_id, BARRIER, oldest=call_id)
+        bench.begin("ab", call_id, BARRIER, oldest=call_id)
         assert bench.verdict("a", call_id) == passed(call_id, 2, call_id)
 
 
@@ -361,8 +359,7 @@ def test_a_barrier_that_one_has_passed_opens_for_all() -> None:
 def test_a_barrier_that_nobody_has_passed_is_voted_for_anew() -> None:
     """L3."""
     bench = TakeOver()
-    bench.report("a")
-    bench.report("b")
+    bench.report("ab")
     assert bench.begin("a", 1, BARRIER) == []
     assert {type(message) for _, message in bench.begin("b", 2, BARRIER)} == {Decision}
 

@@ -396,8 +396,7 @@ def test_the_newest_list_wins(bench: TakeOver) -> None:
 
 
 def test_members_that_do_not_report_are_waited_for_and_then_lost(bench: TakeOver) -> None:
-    bench.report("a", "abc")
-    bench.report("b", "abc")
+    bench.report("ab", "abc")
     bench.tick_at_deadline()
     assert bench.names() == "abc"
     bench.tick(limits.RECOVERY_WAIT_NS - 1)
@@ -417,8 +416,7 @@ def test_when_all_have_reported_others_may_know_more(bench: TakeOver) -> None:
 
 def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -> None:
     """L3: the former master died right after it had admitted the newcomer, and only the newcomer heard of it."""
-    bench.report("a", "ab", round=3)
-    bench.report("b", "ab", round=3)
+    bench.report("ab", "ab", round=3)
     assert bench.names() == "ab"
     bench.report("c", "abc", 6, round=4, round_value=1)
     assert bench.names() == "abc"
@@ -427,8 +425,7 @@ def test_a_member_by_a_list_that_nobody_else_knows_comes_late(bench: TakeOver) -
 
 def test_who_waits_for_that_admission_hears_of_the_list_first(bench: TakeOver) -> None:
     """Standby, seed 9991228, L3: otherwise it goes on alone, and the newcomer waits for it in a sync."""
-    bench.report("a", "ab", round=3)
-    bench.report("b", "ab", round=3)
+    bench.report("ab", "ab", round=3)
     bench.say("a", topology_vote(50, 50, UPDATE, after_round=3))
     told = bench.report("c", "abc", 6, round=4, round_value=1)
     heard = [type(message) for connection, message in told if connection == "a1"]
@@ -440,8 +437,7 @@ def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: Ta
     """S3: the former master had removed b and told only c. Here b is a member, so c cannot be one by that list, and
     registers again. Or c has acknowledged a list without it, as the master asks of a peer that was a member without
     knowing it."""
-    bench.report("a")
-    bench.report("b")
+    bench.report("ab")
     told = bench.report("c", members, 6, round=1)
     refusal = Refusal.YIELDED if members == "ac" else Refusal.UNKNOWN_SESSION
     assert [(c, message.refusal) for c, message in told] == [("c1", refusal)]
@@ -451,8 +447,7 @@ def test_a_list_that_lacks_one_of_ours_or_its_reporter_makes_no_member(bench: Ta
 def test_a_peer_that_has_said_hello_is_waited_for(bench: TakeOver) -> None:
     """S3: only c knows the newest list, which admitted it."""
     bench.say("c", hello_of("c"), on="c1")
-    bench.report("a")
-    bench.report("b")
+    bench.report("ab")
     assert bench.machine.is_recovering
     bench.report("c", "abc", 6)
     assert bench.names() == "abc"
@@ -526,8 +521,7 @@ def test_another_run_is_refused(bench: TakeOver, has_decided: bool) -> None:
 def test_a_run_that_has_decided_nothing_counts_for_less(bench: TakeOver, members: str, names: str) -> None:
     """It counts for less than a run that has decided something and of which a quorum is here."""
     bench.report("x", members, 3, waits=False, run_id=b"x" * 16, outcomes=(outcome(1, True, members, *range(1, 3)),))
-    bench.report("a", "ab", waits=False)
-    bench.report("b", "ab", waits=False)
+    bench.report("ab", "ab", waits=False)
     bench.tick_at_deadline()
     assert bench.names() == names
 
@@ -592,8 +586,7 @@ def test_a_report_to_a_master_that_has_given_its_recovery_up_is_asked_for_again(
     """Anarchy, seed 10774166, L2: newcomers had begun another run by then, and nobody answered the member."""
     bench = TakeOver()
     (asked,) = (message for _, message in bench.say("a", hello_of("a"), on="a1"))
-    bench.hello("x")
-    bench.hello("y")
+    bench.hello("xy")
     bench.recover()
     assert bench.names() == "x"
     late = report_of("a", "ab", hello=replace(hello_of("a"), promised=asked.term, leader=pid("m")))
@@ -604,8 +597,7 @@ def test_a_report_to_a_master_that_has_given_its_recovery_up_is_asked_for_again(
 def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
     bench.report("a", "abc")
     bench.leave("a")
-    bench.report("b", "abc")
-    bench.report("c", "abc")
+    bench.report("bc", "abc")
     assert bench.names() == "bc"
 
 
@@ -637,12 +629,10 @@ def test_who_has_heard_a_decision_is_in_no_call() -> None:
     """L1: a and b report that it runs, then c that it is over. Otherwise c would seem busy, and never a straggler."""
     bench = TakeOver(MasterOptions(straggler_timeout_ns=20 * SECOND))
     running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("a", "abc", running=(running,))
-    bench.report("b", "abc", running=(running,))
+    bench.report("ab", "abc", running=(running,))
     bench.recover()
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5),), oldest_call_id=6)
-    bench.begin("a", 6, oldest=6)
-    bench.begin("b", 6, oldest=6)
+    bench.begin("ab", 6, oldest=6)
     bench.tick_at_deadline()
     assert [name for name, _, _ in bench.machine.stragglers()] == ["c"]
     bench.tick(10 * SECOND)
@@ -652,8 +642,7 @@ def test_who_has_heard_a_decision_is_in_no_call() -> None:
 def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
     """S1: a has failed, but c may have heard any decision. Then c is lost, and the attempt aborts."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("a", "abc", running=(running,))
-    bench.report("b", "abc", running=(running,))
+    bench.report("ab", "abc", running=(running,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, ok=False, digest=0, reason="the link broke")
     bench.finish("b", 4, 7)
@@ -665,8 +654,7 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
     """S1: a and b have different results. When only b is left, nobody can tell whose result is wrong."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("a", "abc", running=(running,))
-    bench.report("b", "abc", running=(running,))
+    bench.report("ab", "abc", running=(running,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, digest=1)
     bench.finish("b", 4, 7, digest=2)
@@ -691,8 +679,7 @@ def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
     """S1: c comes late and reports that the former master committed without b, which has no result."""
     running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("a", "abc", running=(running,))
-    bench.report("b", "abc", running=(running,))
+    bench.report("ab", "abc", running=(running,))
     bench.tick_at_deadline()
     told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
     assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
@@ -701,8 +688,7 @@ def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: T
 
 def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
     running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("a", "abc", running=(running,))
-    bench.report("b", "abc", running=(running,))
+    bench.report("ab", "abc", running=(running,))
     bench.tick_at_deadline()
     assert bench.withdraw("a", 3) == []
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5, value=3),), oldest_call_id=6)
@@ -711,8 +697,7 @@ def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
 
 def test_what_was_withdrawn_is_not_planned_when_the_last_absent_member_is_lost(bench: TakeOver) -> None:
     """Anarchy, seed 9442642: the plan would end at once, for all."""
-    bench.report("a", "abc")
-    bench.report("b", "abc")
+    bench.report("ab", "abc")
     bench.tick_at_deadline()
     bench.link("ab")
     bench.begin("ab", 3, spec())
@@ -1110,8 +1095,7 @@ def test_a_mismatch_that_one_has_heard_of_is_one_for_the_other(bench: TakeOver, 
 
 def test_calls_are_refused_for_each_other_only_when_all_are_heard(bench: TakeOver) -> None:
     """S1: an absent peer may have heard what the former master decided about them."""
-    bench.report("a", "abc")
-    bench.report("b", "abc")
+    bench.report("ab", "abc")
     bench.tick(limits.RECOVERY_GRACE_NS)
     bench.vote("a", UPDATE, 10)
     bench.begin("b", 20)
@@ -1364,8 +1348,7 @@ def test_a_member_that_has_to_go_removes_no_absent_one() -> None:
     """L3: c knows that a and d were removed, and has to go: a and b have decided something since. d stays."""
     bench = TakeOver()
     ended = {"outcomes": (outcome(LATER + 1, True, "ab", 5, 6),), "term": 1, "since": 1}
-    bench.report("a", "abcd", LATER, **ended, waits=False)
-    bench.report("b", "abcd", LATER, **ended, waits=False)
+    bench.report("ab", "abcd", LATER, **ended, waits=False)
     bench.tick(limits.RECOVERY_GRACE_NS)
     bench.report("c", "c", 2, since=1)
     assert bench.names() == "abd"

@@ -83,8 +83,7 @@ def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
     hello = replace(report.hello, connection=1, **TWO)
     (asked,) = [message for _, message in bench.say("c", hello, on="c1")]
     assert asked.refusal is Refusal.REPORT
-    bench.report("a", "ab")
-    bench.report("b", "ab")
+    bench.report("ab", "ab")
     assert bench.machine.is_recovering
     bench.say("c", replace(report, hello=bench.promising(hello)))
     assert bench.names() == "abc"
@@ -92,16 +91,14 @@ def test_whoever_has_said_hello_is_waited_for(bench: Standby) -> None:
 
 def test_a_part_that_is_no_quorum_waits_without_end(bench: Standby) -> None:
     """S3: c and d are half of the members, without the lowest id."""
-    bench.report("c", "abcd")
-    bench.report("d", "abcd")
+    bench.report("cd", "abcd")
     bench.tick(3600 * SECOND)
     assert bench.machine.is_recovering
     assert any(isinstance(message, Welcome) for _, message in bench.report("b", "abcd"))
 
 
 def test_half_with_the_lowest_id_goes_on(bench: Standby) -> None:
-    bench.report("a", "abcd")
-    bench.report("d", "abcd")
+    bench.report("ad", "abcd")
     bench.tick_at_deadline()
     assert bench.names() == "abcd"
 
@@ -181,8 +178,7 @@ def test_who_comes_back_reports_again(bench: Standby) -> None:
 
 def test_a_list_that_is_not_established_needs_both_quorums(bench: Standby) -> None:
     """S3: c and d know a list without a and b, which may not know it. c and d are only half of the list before."""
-    bench.report("c", "cd", 9, old_members=pids("abcd"), parent=5)
-    bench.report("d", "cd", 9, old_members=pids("abcd"), parent=5)
+    bench.report("cd", "cd", 9, old_members=pids("abcd"), parent=5)
     bench.tick(3600 * SECOND)
     assert bench.machine.is_recovering
 
@@ -204,8 +200,7 @@ def test_who_is_removed_by_such_a_list_must_confirm_it(bench: Standby) -> None:
 def test_nothing_is_decided_before_the_list_is_established(bench: Standby) -> None:
     """Split, seed 456. S1, S3."""
     running = running_attempt(1, "ab", (4, 5), spec())
-    bench.report("a", "ab", running=(running,))
-    bench.report("b", "ab", running=(running,))
+    bench.report("ab", "ab", running=(running,))
     bench.finish("a", 4, 1)
     bench.finish("b", 5, 1)
     assert bench.verdict("a", 4) is None
@@ -352,8 +347,7 @@ def test_two_losses_need_two_steps(bench: Standby) -> None:
     bench.begin_run("abcde")
     bench.lose("e")
     assert bench.names() == "abcd"
-    bench.disconnect("a")
-    bench.disconnect("b")
+    bench.disconnect("ab")
     bench.tick(bench.options.disconnect_grace_ns)
     assert bench.machine.is_recovering
 
@@ -383,8 +377,7 @@ def test_who_is_removed_is_asked_again_when_its_master_steps_down(bench: Standby
     bench.begin_run("abc")
     bench.break_bounds("c")
     assert bench.names() == "ab"
-    bench.disconnect("a")
-    bench.disconnect("b")
+    bench.disconnect("ab")
     told = bench.tick_at_deadline()
     assert bench.machine.is_recovering
     assert [(to, message.refusal) for to, message in told] == [("c1", Refusal.REPORT)]
@@ -492,8 +485,7 @@ def test_a_pending_peer_has_joined_another_run(bench: Standby) -> None:
     assert bench.pending() == "c"
     bench.report("c", "abc")
     assert (bench.names(), bench.pending()) == ("x", ""), "until the quorum of the other run is back"
-    bench.report("a", "abc")
-    bench.report("b", "abc")
+    bench.report("ab", "abc")
     assert bench.names() == "abc"
 
 

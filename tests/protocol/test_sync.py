@@ -45,8 +45,7 @@ def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
 def running(revision: int = 1) -> MasterBench:
     """a and b hold the state that c, which is behind, must fetch."""
     bench = bench_of("abc")
-    bench.say("a", offer(1, revision, w("x")))
-    bench.say("b", offer(1, revision, w("x")))
+    bench.say("ab", offer(1, revision, w("x")))
     bench.say("c", offer(1, 0, w("old")))
     return bench
 
@@ -116,8 +115,7 @@ def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
     bench = bench_of("ab")
     bench.say("ab", offer(1, 9))
     bench.members("cd")
-    bench.leave("a")
-    bench.leave("b")
+    bench.leave("ab")
     bench.say("c", offer(1, 5, w("c")))
     bench.say("d", offer(1, 3, w("d")))
     bench.fetched("d", 1, FIRST_ATTEMPT + 1)
@@ -219,12 +217,10 @@ def test_a_holder_that_dies_is_missed_by_nobody_while_there_is_another(how: str)
 
 def test_all_holders_die() -> None:
     bench = running()
-    bench.leave("a")
-    bench.leave("b")
+    bench.leave("ab")
     assert bench.verdict("c", 1) == aborted(1, 1, f"lost a, b{ALONE}", "a", "b")
     bench.members("d")
-    bench.say("c", offer(2, 0, w("old")))
-    bench.say("d", offer(2, 0, w("old")))
+    bench.say("cd", offer(2, 0, w("old")))
     assert bench.verdict("c", 2) == committed(2, 0, FIRST_ATTEMPT + 1)
 
 

@@ -110,8 +110,7 @@ def test_a_lost_member_is_not_waited_for(bench: MasterBench, how: str) -> None:
 
 def test_the_vote_of_a_lost_member_does_not_count(bench: MasterBench) -> None:
     bench.members("c")
-    bench.vote("c", UPDATE, 1)
-    bench.vote("a", UPDATE, 1)
+    bench.vote("ca", UPDATE, 1)
     bench.leave("c")
     assert bench.verdict("a", 1) is None
     bench.vote("b", UPDATE, 1)
@@ -322,8 +321,7 @@ def test_syncs_of_other_groups_are_no_conflict(bench: MasterBench) -> None:
     """A group may sync while another waits for an update of all."""
     bench.members("xy", group=1)
     bench.vote("a", UPDATE, 1)
-    bench.say("x", offer(1, 0))
-    bench.say("y", offer(1, 0))
+    bench.say("xy", offer(1, 0))
     assert bench.verdict("x", 1) is not None
     assert bench.verdict("a", 1) is None
 
