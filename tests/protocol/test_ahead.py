@@ -147,8 +147,7 @@ def test_who_is_bound_is_let_go_once_nobody_else_can_begin_the_attempt(has_begun
 
 def test_a_failure_after_all_have_voted_fails_the_call() -> None:
     bench = Bench()
-    bench.call("a")
-    bench.call("b")
+    bench.call("ab")
     told = bench.finish("a", 2, AHEAD, ok=False, fault=pid("b"))
     assert [(c, type(m), m.result != 0) for c, m in told] == [(f"{name}1", Decision, True) for name in "ab"]
     assert bench.call("a", 3, 0) == [] and bench.call("b", 3, 0) == [
@@ -183,8 +182,7 @@ def test_who_withdraws_keeps_nobody() -> None:
 def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
     """S1, L2: c is lost. a and b go on without it, whatever attempt they have started."""
     bench = Bench("abc")
-    bench.call("a")
-    bench.call("b")
+    bench.call("ab")
     bench.lose("c")
     assert not bench.plans.keys() - {FIRST_ATTEMPT}, "c may have committed it with them"
     bench.finish("a", 2, AHEAD)
@@ -195,8 +193,7 @@ def test_a_plan_ahead_is_only_for_the_members_it_was_made_for() -> None:
 def test_what_a_lost_peer_may_have_committed_with_all_others_is_committed() -> None:
     """S1: c is lost, and its vote with it."""
     bench = Bench("abc")
-    bench.call("a")
-    bench.call("b")
+    bench.call("ab")
     bench.finish("a", 2, AHEAD, count=3)
     bench.lose("c")
     bench.finish("b", 2, AHEAD, count=3)
@@ -361,8 +358,7 @@ def test_a_call_at_a_tag_waits_for_the_result_of_the_one_before() -> None:
 def test_a_vote_again_for_a_plan_ahead_gets_no_plan() -> None:
     """If all have started an attempt, nobody needs its plan. A peer that voted for another attempt gets the plan."""
     bench = Bench()
-    bench.call("a")
-    bench.call("b")
+    bench.call("ab")
     assert bench.call("a") == []
     assert bench.call("a", ahead=AHEAD + 5) == [("a1", Plan(AHEAD, (2, 2), reducing()))]
 
@@ -421,8 +417,7 @@ def test_plans_ahead_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_master_waits_for_what_all_have_started(ok: bool) -> None:
     """L3, S1: a lost peer may have committed the attempt with the others. If one has failed, it is planned anew."""
     bench = TakeOver()
-    bench.report("a")
-    bench.report("b")
+    bench.report("ab")
     bench.link("ab")
     votes = Votes(0, (Vote(3, spec(), 77),))
     bench.say("a", votes)
@@ -451,6 +446,12 @@ def after_a_commit(names: str = "ab", plan: Plan | None = None) -> PeerBench:
     return peer
 
 
+@pytest.fixture
+def peer() -> PeerBench:
+    """A peer that may start its next call at once."""
+    return after_a_commit()
+
+
 def vote(call_id: int, ahead: int = AHEAD, **changes: Any) -> Send:
     """A vote for an attempt planned ahead may wait: the others have the same plan."""
     return Send(Votes(call_id, (Vote(call_id, spec(**changes), ahead),)), may_wait=ahead > 0)
@@ -467,9 +468,8 @@ def test_the_vote_for_what_only_the_master_decides_is_sent_at_once() -> None:
     assert peer.reduce(11, broadcast)[-1] == Send(Votes(11, (Vote(11, broadcast, AHEAD),)))
 
 
-def test_the_same_call_starts_at_once() -> None:
+def test_the_same_call_starts_at_once(peer: PeerBench) -> None:
     """The data plane starts first: it does not wait for the vote."""
-    peer = after_a_commit()
     assert peer.reduce(11) == [start(11, AHEAD, is_ahead=True), vote(11)]
     assert peer.handle(events.ReduceDone(AHEAD, 7)) == [Send(Report(11, AHEAD, True, digest=7, count=2))]
     decision = Decision(11, 0, 2, attempt_id=AHEAD, order=pids("ab"), calls=(11, 3), ahead=(AHEAD + 1,))
@@ -486,17 +486,15 @@ def test_a_plan_ahead_that_is_void_is_not_used() -> None:
     assert peer.reduce(12) == [vote(12, 0)]
 
 
-def test_a_plan_ahead_is_used_once() -> None:
+def test_a_plan_ahead_is_used_once(peer: PeerBench) -> None:
     """S4: an attempt id never repeats."""
-    peer = after_a_commit()
     peer.reduce(11)
     peer.hear(Decision(11, Result.RANK_CONNECTION_LOST, 0, "withdrawn"))
     assert peer.reduce(12) == [vote(12, 0)]
 
 
-def test_an_old_plan_ahead_is_not_used() -> None:
+def test_an_old_plan_ahead_is_not_used(peer: PeerBench) -> None:
     """L1: a data plane takes frames with a far lower attempt id than others for late ones."""
-    peer = after_a_commit()
     peer.reduce(11, spec(tag=1))
     peer.plan(11, AHEAD + limits.PLAN_AHEAD_AGE_MAX)
     assert peer.reduce(12)[-1].message.votes[0].ahead == 0
@@ -507,9 +505,8 @@ def test_another_call_waits_for_its_plan(changes: dict[str, Any]) -> None:
     assert after_a_commit().reduce(11, spec(**changes))[-1] == vote(11, 0, **changes)
 
 
-def test_a_plan_takes_the_place_of_a_plan_ahead() -> None:
+def test_a_plan_takes_the_place_of_a_plan_ahead(peer: PeerBench) -> None:
     """S1, S4: the attempt that was started ends and its input is restored before the new attempt begins."""
-    peer = after_a_commit()
     peer.reduce(11)
     assert peer.plan(11, AHEAD + 1) == [EndReduce(AHEAD, False), start(11, AHEAD + 1)]
     assert peer.handle(events.ReduceDone(AHEAD, 7)) == []
@@ -518,16 +515,14 @@ def test_a_plan_takes_the_place_of_a_plan_ahead() -> None:
     assert peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1)) == [EndReduce(AHEAD + 1, True), Resolve(11, 2)]
 
 
-def test_it_does_so_too_after_a_report() -> None:
-    peer = after_a_commit()
+def test_it_does_so_too_after_a_report(peer: PeerBench) -> None:
     peer.reduce(11)
     peer.handle(events.ReduceDone(AHEAD, 7))
     assert peer.plan(11, AHEAD + 1) == [EndReduce(AHEAD, False), start(11, AHEAD + 1)]
 
 
-def test_a_mismatch_ends_what_was_started() -> None:
+def test_a_mismatch_ends_what_was_started(peer: PeerBench) -> None:
     """S2"""
-    peer = after_a_commit()
     peer.reduce(11)
     first, second = peer.hear(
         Decision(11, Result.INVALID_USAGE, 0, "no", field="count", values=("1", "2"), attempt_id=99)
@@ -535,9 +530,8 @@ def test_a_mismatch_ends_what_was_started() -> None:
     assert first == EndReduce(AHEAD, False) and isinstance(second, Reject)
 
 
-def test_a_loss_ends_what_was_started() -> None:
+def test_a_loss_ends_what_was_started(peer: PeerBench) -> None:
     """S2"""
-    peer = after_a_commit()
     peer.reduce(11)
     first, second = peer.hear(
         Decision(11, Result.RANK_CONNECTION_LOST, 2, "lost b", attempt_id=AHEAD, order=pids("a"), calls=(11,))
@@ -546,9 +540,8 @@ def test_a_loss_ends_what_was_started() -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["running", "reported"])
-def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(is_done: bool) -> None:
+def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(peer: PeerBench, is_done: bool) -> None:
     """S2. Duel, seed 9436165: a plan that replaced it was lost with its master; another peer reported its end."""
-    peer = after_a_commit()
     peer.reduce(11)
     if is_done:
         peer.handle(events.ReduceDone(AHEAD, 7))
@@ -557,18 +550,16 @@ def test_the_end_of_an_attempt_without_its_plan_ends_what_was_started(is_done: b
     assert isinstance(rejected, Reject) and isinstance(rejected.error, PeerLost)
 
 
-def test_the_result_of_what_was_started_is_not_that_of_another_attempt() -> None:
+def test_the_result_of_what_was_started_is_not_that_of_another_attempt(peer: PeerBench) -> None:
     """S1"""
-    peer = after_a_commit()
     peer.reduce(11)
     peer.handle(events.ReduceDone(AHEAD, 7))
     peer.hear(Decision(11, 0, 2, attempt_id=AHEAD + 1))
     assert isinstance(peer.machine.error, Kicked)
 
 
-def test_what_was_started_is_said_again_on_a_new_connection() -> None:
+def test_what_was_started_is_said_again_on_a_new_connection(peer: PeerBench) -> None:
     """L3: no master may know of the attempt, so the vote comes before the report."""
-    peer = after_a_commit()
     peer.reduce(11)
     peer.handle(events.ReduceDone(AHEAD, 7))
     peer.down()
@@ -576,9 +567,8 @@ def test_what_was_started_is_said_again_on_a_new_connection() -> None:
     assert said[-2:] == [vote(11).message, Report(11, AHEAD, True, digest=7, count=2)]
 
 
-def test_a_list_of_other_members_voids_plans_ahead() -> None:
+def test_a_list_of_other_members_voids_plans_ahead(peer: PeerBench) -> None:
     """S1"""
-    peer = after_a_commit()
     peer.hear(member_list(3, "ab"))
     assert peer.reduce(11) == [vote(11, 0)]
 
@@ -633,15 +623,13 @@ def test_a_link_that_is_down_waits_for_a_plan(broken: str, algorithm: Algorithm)
     assert isinstance(peer.reduce(11)[0], EndReduce if is_needed else StartReduce)
 
 
-def test_a_neighbour_that_is_gone_waits_for_a_plan() -> None:
-    peer = after_a_commit()
+def test_a_neighbour_that_is_gone_waits_for_a_plan(peer: PeerBench) -> None:
     peer.hear(NeighboursChanged(gone=pids("b")))
     assert peer.reduce(11) == [EndReduce(AHEAD, False), vote(11, 0)]
 
 
-def test_a_released_call_is_not_started_again() -> None:
+def test_a_released_call_is_not_started_again(peer: PeerBench) -> None:
     """S4: the user has the buffers back. The plan that replaces the attempt fails for all."""
-    peer = after_a_commit()
     peer.reduce(11)
     peer.down()
     peer.handle(events.CallWithdrawn(11, timed_out=True))
@@ -652,9 +640,8 @@ def test_a_released_call_is_not_started_again() -> None:
     assert isinstance(report, Send) and isinstance(report.message, Report) and not report.message.ok
 
 
-def test_a_new_master_hears_of_it_by_the_vote() -> None:
+def test_a_new_master_hears_of_it_by_the_vote(peer: PeerBench) -> None:
     """L3: the peer does not know the calls of the others, so its report cannot describe the attempt."""
-    peer = after_a_commit()
     peer.reduce(11)
     report = peer.machine._run_report()
     assert report.running == () and [outcome.ahead for outcome in report.outcomes] == [()]
@@ -764,10 +751,9 @@ def test_what_is_ahead_is_counted_as_it_travels(fields: dict[str, Any], early_by
     assert any(votes) and sum(map(bool, votes)) * early_bytes <= limits.DATA_MESSAGES_QUEUED_BYTES_MAX
 
 
-def test_an_attempt_far_behind_one_that_was_dropped_is_not_started() -> None:
+def test_an_attempt_far_behind_one_that_was_dropped_is_not_started(peer: PeerBench) -> None:
     """L1: the data plane knows the dropped attempt, so it takes early frames of one far behind it for late ones. The
     master has given many ids to other groups while this peer was in one call."""
-    peer = after_a_commit()
     peer.reduce(11, spec(1))
     peer.hear(plan_of(11, AHEAD + 1, names="ab"))
     peer.handle(events.ReduceDone(AHEAD + 1, 7))
@@ -800,18 +786,16 @@ def test_a_plan_ahead_for_one_peer_does_not_crash_it() -> None:
 
 
 @pytest.mark.parametrize("ahead_by", [0, 1, 2 * limits.PLAN_AHEAD_AGE_MAX])
-def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(ahead_by: int) -> None:
+def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(peer: PeerBench, ahead_by: int) -> None:
     """L2: frames of it may have come. An attempt that is unknown here ends, too, if its id is not far from others."""
-    peer = after_a_commit()
     is_known = ahead_by == 0
     told = peer.handle(events.AttemptEnded(pid("b"), AHEAD + ahead_by))
     assert told == ([EndReduce(AHEAD + ahead_by, commit=False)] if ahead_by <= 1 else [])
     assert peer.reduce(11) == ([vote(11, 0)] if is_known else [start(11, AHEAD, is_ahead=True), vote(11)])
 
 
-def test_wild_attempt_ids_of_a_member_have_a_bound() -> None:
+def test_wild_attempt_ids_of_a_member_have_a_bound(peer: PeerBench) -> None:
     """L2: otherwise the data plane would take the frames of all other attempts for late ones, also after it is gone."""
-    peer = after_a_commit()
     far = FIRST_ATTEMPT + limits.PLAN_AHEAD_AGE_MAX
     assert peer.handle(events.AttemptEnded(pid("b"), far)) == [EndReduce(far, commit=False)]
     assert peer.handle(events.AttemptEnded(pid("b"), far + limits.PLAN_AHEAD_AGE_MAX)) == []
@@ -819,16 +803,14 @@ def test_wild_attempt_ids_of_a_member_have_a_bound() -> None:
 
 
 @pytest.mark.parametrize("ahead_by", [0, 1])
-def test_a_joiner_ends_no_attempt(ahead_by: int) -> None:
+def test_a_joiner_ends_no_attempt(peer: PeerBench, ahead_by: int) -> None:
     """S6: it has started none. The data plane would drop frames that come before the members start the attempt."""
-    peer = after_a_commit()
     peer.hear(NeighboursChanged(joined=(neighbour("j"),)))
     peer.handle(events.LinkUp(pid("j")))
     assert peer.handle(events.AttemptEnded(pid("j"), AHEAD + ahead_by)) == []
     assert peer.reduce(11) == [start(11, AHEAD, is_ahead=True), vote(11)]
 
 
-def test_who_runs_an_attempt_that_another_has_ended_waits_for_the_master() -> None:
-    peer = after_a_commit()
+def test_who_runs_an_attempt_that_another_has_ended_waits_for_the_master(peer: PeerBench) -> None:
     peer.reduce(11)
     assert peer.handle(events.AttemptEnded(pid("b"), AHEAD)) == []

@@ -15,7 +15,6 @@ from zpccl.protocol.effects import EndReduce, Reject, Resolve, Send, StartReduce
 from zpccl.protocol.messages import (
     Decision,
     Linked,
-    Neighbours,
     NeighboursChanged,
     Refusal,
     Refused,
@@ -29,7 +28,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import SPLIT, State
 from zpccl.types import CollectiveKind
 
-from .harness import FIRST_ATTEMPT, RUN_ID, PeerBench, member_list, neighbour, pid, pids, plan_of, reducing, spec
+from .harness import FIRST_ATTEMPT, RUN_ID, PeerBench, member_list, pid, pids, plan_of, reducing, spec
 
 AHEAD = (5, 6, 7, 8)
 
@@ -45,9 +44,6 @@ class Bench(PeerBench):
     def of(cls, names: str = "abc") -> Bench:
         bench = cls()
         bench.member(names)
-        bench.hear(Neighbours(tuple(neighbour(name) for name in names[1:])))
-        for name in names[1:]:
-            bench.handle(events.LinkUp(pid(name)))
         return bench
 
     def run(self, call_id: int = 10, names: str = "abc", **changes: Any) -> Bench:
@@ -85,6 +81,12 @@ class Bench(PeerBench):
         return self.hear(Decision(call_id, 0, 3, attempt_id=attempt_id, **facts))
 
 
+@pytest.fixture
+def bench() -> Bench:
+    """Peer a, which has called, and has the plan of the collective."""
+    return Bench.of().run()
+
+
 def start(call_id: int, attempt_id: int, *, tells_digest: bool = True, is_ahead: bool = True) -> StartReduce:
     return StartReduce(call_id, attempt_id, reducing("abc"), tells_digest, is_ahead)
 
@@ -98,9 +100,8 @@ REPORT = Report(10, FIRST_ATTEMPT, True, digest=7, count=3)
 # --- Returning --------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_the_digests_of_all_returns() -> None:
+def test_who_has_the_digests_of_all_returns(bench: Bench) -> None:
     """S1: the data plane has told the others first. The report follows, without haste."""
-    bench = Bench.of().run()
     assert bench.done() == [Send(REPORT, may_wait=True)]
     assert bench.told("b", 20) == []
     assert bench.told("c", 30) == end()
@@ -122,9 +123,8 @@ def test_digests_may_come_at_any_time(early: int) -> None:
     assert effects[-2:] == end()
 
 
-def test_results_that_differ_are_for_the_master() -> None:
+def test_results_that_differ_are_for_the_master(bench: Bench) -> None:
     """S1: no peer returns, and the master sees the difference in the reports."""
-    bench = Bench.of().run()
     bench.done()
     assert bench.told("b", 20, digest=8) == [Send(replace(REPORT, other_digest=8))], "b may be lost before it reports"
     assert bench.told("c", 30) == []
@@ -132,15 +132,13 @@ def test_results_that_differ_are_for_the_master() -> None:
     assert first == EndReduce(FIRST_ATTEMPT, False) and isinstance(second, Reject)
 
 
-def test_the_word_of_strangers_and_of_other_attempts_counts_for_nothing() -> None:
-    bench = Bench.of().run()
+def test_the_word_of_strangers_and_of_other_attempts_counts_for_nothing(bench: Bench) -> None:
     bench.done()
     assert bench.told("b", 20) == bench.told("x", 30) == bench.told("c", 30, FIRST_ATTEMPT + 1) == []
 
 
-def test_a_participant_without_a_link_is_waited_for_at_the_master() -> None:
+def test_a_participant_without_a_link_is_waited_for_at_the_master(bench: Bench) -> None:
     """A digest is forgotten together with its peer's link, so that none is kept for ever (B1)."""
-    bench = Bench.of().run()
     bench.told("b", 20)
     bench.hear(NeighboursChanged(gone=pids("b")))
     bench.done()
@@ -177,9 +175,8 @@ def test_the_root_of_a_broadcast_tells_nothing() -> None:
 # --- Being bound ------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_told_its_digest_is_bound() -> None:
+def test_who_has_told_its_digest_is_bound(bench: Bench) -> None:
     """S1: another peer may have committed, so neither a timeout nor Ctrl-C ends the call while a master leads."""
-    bench = Bench.of().run()
     bench.done()
     assert bench.give_up() == []
     for _ in range(3):
@@ -189,8 +186,7 @@ def test_who_has_told_its_digest_is_bound() -> None:
     assert bench.machine.deadline_ns() is None
 
 
-def test_who_has_told_its_digest_ends_as_the_master_says() -> None:
-    bench = Bench.of().run()
+def test_who_has_told_its_digest_ends_as_the_master_says(bench: Bench) -> None:
     bench.done()
     bench.give_up()
     first, second = bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
@@ -198,9 +194,8 @@ def test_who_has_told_its_digest_ends_as_the_master_says() -> None:
     assert isinstance(second, Reject) and isinstance(second.error, OperationTimeout)
 
 
-def test_without_a_master_it_waits_no_longer_than_others() -> None:
+def test_without_a_master_it_waits_no_longer_than_others(bench: Bench) -> None:
     """L1: it waits no longer than others, and leaves if these have committed."""
-    bench = Bench.of().run()
     bench.done()
     bench.down()
     bench.give_up()
@@ -209,16 +204,14 @@ def test_without_a_master_it_waits_no_longer_than_others() -> None:
     assert bench.told("b", 20) == bench.told("c", 30) == []
 
 
-def test_who_has_given_up_first_tells_nothing() -> None:
+def test_who_has_given_up_first_tells_nothing(bench: Bench) -> None:
     """S1: its withdrawal is on its way to the master, which aborts the call for all."""
-    bench = Bench.of().run()
     assert bench.give_up() == [Send(Withdraw(10))]
     assert bench.done() == [Send(REPORT)]
     assert bench.told("b", 20) == bench.told("c", 30) == []
 
 
-def test_who_has_failed_tells_nothing() -> None:
-    bench = Bench.of().run()
+def test_who_has_failed_tells_nothing(bench: Bench) -> None:
     bench.told("b", 20)
     bench.told("c", 30)
     (sent,) = bench.done(error="reset", fault=pid("b"))
@@ -248,9 +241,8 @@ def ask_for_report(bench: Bench) -> Any:
     return next(e.message for e in bench.hear(refused) if isinstance(e, Send))
 
 
-def test_a_run_report_tells_of_the_commit_with_the_calls_of_all() -> None:
+def test_a_run_report_tells_of_the_commit_with_the_calls_of_all(bench: Bench) -> None:
     """S1: the others get the same outcome."""
-    bench = Bench.of().run()
     bench.commit()
     report = ask_for_report(bench)
     assert report.running == ()
@@ -263,9 +255,8 @@ def test_a_run_report_tells_of_the_commit_with_the_calls_of_all() -> None:
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_run_report_changes_nothing(is_done: bool) -> None:
+def test_a_run_report_changes_nothing(bench: Bench, is_done: bool) -> None:
     """S1: a bound peer also reports its result to the new master, which then decides as the peers have decided."""
-    bench = Bench.of().run()
     if is_done:
         bench.done()
     report = ask_for_report(bench)
@@ -298,9 +289,8 @@ def test_nothing_is_said_of_calls_between_a_promise_and_its_welcome(is_same_conn
     assert [type(message).__name__ for message in said[1:-1]] == ["Votes", "Report", "Votes", "Report"]
 
 
-def test_a_master_that_decides_otherwise_is_left() -> None:
+def test_a_master_that_decides_otherwise_is_left(bench: Bench) -> None:
     """S1: no honest master decides otherwise."""
-    bench = Bench.of().run()
     bench.commit()
     bench.hear(Decision(10, Result.RANK_CONNECTION_LOST, 3, "lost c", attempt_id=FIRST_ATTEMPT))
     assert bench.machine.state is State.CLOSED
@@ -359,30 +349,26 @@ def test_plans_ahead_end_with_a_refusal_of_any_call() -> None:
     assert bench.reduce(12) == [Send(Votes(12, (Vote(12, spec()),)))]
 
 
-def test_a_held_call_goes_its_way_when_no_plan_comes() -> None:
-    bench = Bench.of().run()
+def test_a_held_call_goes_its_way_when_no_plan_comes(bench: Bench) -> None:
     bench.commit()
     assert bench.reduce(11) == []
     assert bench.decided() == [Send(Votes(11, (Vote(11, spec()),)))]
 
 
-def test_a_held_call_may_be_given_up() -> None:
-    bench = Bench.of().run()
+def test_a_held_call_may_be_given_up(bench: Bench) -> None:
     bench.commit()
     bench.reduce(11)
     (rejected,) = bench.give_up(11)
     assert isinstance(rejected, Reject) and isinstance(rejected.error, OperationTimeout)
 
 
-def test_another_call_is_not_held() -> None:
-    bench = Bench.of().run()
+def test_another_call_is_not_held(bench: Bench) -> None:
     bench.commit()
     assert bench.reduce(11, spec(count=9)) == [Send(Votes(10, (Vote(11, spec(count=9)),)))]
 
 
-def test_a_sync_may_follow_a_commit() -> None:
+def test_a_sync_may_follow_a_commit(bench: Bench) -> None:
     """The call before it has been answered, though not by the master."""
-    bench = Bench.of().run()
     bench.commit()
     (sent,) = bench.sync(11)
     assert isinstance(sent, Send) and isinstance(sent.message, Votes)
@@ -415,8 +401,7 @@ def test_who_has_returned_does_not_count_against_calls_in_flight(monkeypatch: py
     assert isinstance(bench.error(bench.reduce(12, spec(2))), InvalidUsage)
 
 
-def test_a_smaller_list_leaves_a_commit_as_it_is() -> None:
-    bench = Bench.of().run()
+def test_a_smaller_list_leaves_a_commit_as_it_is(bench: Bench) -> None:
     bench.commit()
     bench.hear(member_list(9, "ab"))
     assert bench.hear(Decision(10, 0, 3, attempt_id=FIRST_ATTEMPT, order=pids("ab"), calls=(10, 20))) == []

@@ -29,8 +29,10 @@ from zpccl.protocol.peer import State
 from .harness import OPTIMIZE, PENDING, RUN_ID, UPDATE, MasterBench, PeerBench, member_list, pids
 from .takeover import OLD_RUN, TakeOver, hello_of
 
-GROUPS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
+GROUPS = {name: place % 2 for place, name in enumerate("abcdefghijkl")}
 HOSTS = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three", "f": "three"}
+HOSTS |= {"g": "three", "h": "three", "i": "four", "j": "four", "k": "five", "l": "five"}
+"""g and h are new processes in place of e and f."""
 MASTERS = ("m1:1", "m2:1")
 OK = Result.SUCCESS
 
@@ -288,7 +290,6 @@ def test_who_does_not_fit_its_host_is_told(bench: MasterBench) -> None:
     come(bench, "f", host_size=3)
     assert kicked(bench).pop("f") == "peers of host three differ in host_size: 3 and 2"
     come(bench, "f")
-    GROUPS["g"], HOSTS["g"] = 0, "three"
     come(bench, "g")
     reason = "all 2 peers of host three are already waiting; use another host= name for another host"
     assert kicked(bench)["g"] == reason
@@ -338,13 +339,11 @@ def test_with_several_masters_no_list_without_members_is_proposed() -> None:
     assert all(listed.members for listed in bench.epochs.values())
 
 
-def test_a_host_that_connects_again_at_once_is_registered(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_connects_again_at_once_is_registered(bench: MasterBench) -> None:
     """e leaves and f is removed. A new process of the host does not belong with the ones that are gone."""
     come(bench, "ef")
     bench.leave("e")
     assert kicked(bench) == {"f": "its host three has lost a peer"}
-    monkeypatch.setitem(GROUPS, "g", 0)
-    monkeypatch.setitem(HOSTS, "g", "three")
     come(bench, "g")
     assert "g" not in kicked(bench) and [peer.name for peer in bench.machine.registry.pending()] == ["g"]
 
@@ -373,31 +372,23 @@ def test_a_joiner_that_reaches_a_host_that_is_not_whole_is_not_admitted(bench: M
     assert bench.verdict("a", 2) is not None and bench.names() == "abcd"
 
 
-def test_what_is_left_of_a_host_does_not_take_its_new_processes_along(
-    bench: MasterBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_of_a_host_does_not_take_its_new_processes_along(bench: MasterBench) -> None:
     """L3: f leaves while e is away, a new process of the host registers, and then e is lost."""
     come(bench, "ef")
     bench.disconnect("e")
     bench.leave("f")
-    monkeypatch.setitem(GROUPS, "g", 0)
-    monkeypatch.setitem(HOSTS, "g", "three")
     come(bench, "g")
     bench.tick(limits.DISCONNECT_GRACE_NS)
     assert [peer.name for peer in bench.machine.registry.pending()] == ["g"] and "g" not in kicked(bench)
 
 
-def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
-    bench: MasterBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(bench: MasterBench) -> None:
     """L2: a far host was restarted at once, so the master still waits for its old processes when the new ones come."""
     come(bench, "ef", handshake_ms=400)
     for name in "ef":
         bench.disconnect(name)
         bench.tick(1)
     for group, name in enumerate("gh"):
-        monkeypatch.setitem(GROUPS, name, group)
-        monkeypatch.setitem(HOSTS, name, "three")
         come(bench, name, handshake_ms=400)
         told = [m.host_missing for m in bench.said[bench.connections["g"]] if isinstance(m, Welcome)]
         assert told[-1] == 1 - group  # L1: peers that are away may not come back.
@@ -409,7 +400,7 @@ def test_the_processes_of_a_host_that_died_do_not_take_its_new_ones_along(
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_only_who_is_there_makes_a_host_whole(monkeypatch: pytest.MonkeyPatch, is_whole: bool) -> None:
+def test_only_who_is_there_makes_a_host_whole(is_whole: bool) -> None:
     """L2: a host was restarted under a master that is not the first of the list. The old processes are away."""
     bench = MasterBench()
     how = {"masters": MASTERS, "master_index": 1, "handshake_ms": 400}
@@ -421,10 +412,8 @@ def test_only_who_is_there_makes_a_host_whole(monkeypatch: pytest.MonkeyPatch, i
         bench.disconnect("f")
     else:
         bench.leave("f")
-    for group, name in enumerate("gh"[: 1 + is_whole]):
+    for name in "gh"[: 1 + is_whole]:
         bench.tick(1)
-        monkeypatch.setitem(GROUPS, name, group)
-        monkeypatch.setitem(HOSTS, name, "three")
         come(bench, name, **how)
     link(bench)
     bench.tick(limits.RECONNECT_GRACE_HANDSHAKES * 400 * limits.MS)
@@ -446,27 +435,24 @@ def test_a_host_is_whole_once_who_was_away_is_back() -> None:
     assert bench.pending() == "ef"
 
 
-def test_hosts_in_two_halves_are_the_same_halves_in_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_in_two_halves_are_the_same_halves_in_all_groups() -> None:
     """L2: of two halves the one with the earliest member stays. Here that is a different half in each group.
 
     If the groups chose differently, all hosts would have lost a peer, and all other peers would be removed too.
     """
-    for name, host in zip("ghij", ("four", "four", "five", "five"), strict=True):
-        monkeypatch.setitem(GROUPS, name, int(name in "hj"))
-        monkeypatch.setitem(HOSTS, name, host)
     bench = MasterBench()
-    come(bench, "abcfedghij")
+    come(bench, "abcfedijkl")
     link(bench)
     all_call(bench, UPDATE, 1)
     bench.leave("a")
     names = bench.names()
-    assert names == "cfedghij"
+    assert names == "cfedijkl"
     for half in (("two", "four"), ("three", "five")):
         for group in (0, 1):
             bench.link([name for name in names if HOSTS[name] in half and GROUPS[name] == group])
     bench.begin(names, 5, oldest=5)
     bench.tick_at_deadline()
-    assert bench.names() == "cdgh"
+    assert bench.names() == "cdij"
 
 
 def test_a_peer_that_was_away_when_others_of_its_host_were_sent_on_stays() -> None:

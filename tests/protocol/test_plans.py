@@ -83,6 +83,14 @@ class Run(MasterBench):
         return self.plan()
 
 
+def settled(rates: Mapping[str, int]) -> Run:
+    """All-reduces have shown the rates of the paths, and none runs."""
+    run = Run(rates)
+    run.settle()
+    run.end()
+    return run
+
+
 def shares_of(how: Reducing) -> dict[frozenset[str], float]:
     """The part of the tensor that each path carries in each direction, by the names of its two ends."""
     total, found = sum(lane.share for lane in how.lanes), dict.fromkeys(map(frozenset, PAIRS), 0.0)
@@ -190,9 +198,7 @@ def test_plans_are_kept_for_a_while() -> None:
 
 def test_what_is_not_measured_again_is_planned_anew_in_time() -> None:
     """A slow path is avoided and so gives no samples: it is tried again later."""
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     run.plan()
     (known,) = run.machine.collectives.planner._planned.values()
     run.tick(4 * limits.RATE_DOUBLING_NS)
@@ -215,9 +221,7 @@ def test_a_link_that_breaks_is_planned_around_at_once() -> None:
 
 
 def test_means_of_narrow_integers_are_summed_where_all_are_heard() -> None:
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     how = run.plan(datatype=DataType.INT32, op=ReduceOp.AVG)
     assert how.algorithm in (Algorithm.DIRECT, Algorithm.TREES) and not any(lane.parents for lane in how.lanes)
 
@@ -241,9 +245,7 @@ def edges_of(how: Reducing) -> set[frozenset[bytes]]:
 @pytest.mark.parametrize("kind", RINGS)
 def test_rings_use_quick_paths(kind: CollectiveKind) -> None:
     """They do so at once, with the rates that other collectives have shown."""
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     how = run.plan(**of_kind(kind))
     assert how.algorithm == Algorithm.RING and edges_of(how) == QUICKEST
     assert how.frame_bytes == frame_bytes(MIDDLE)
@@ -288,9 +290,7 @@ def test_rings_stay_while_rates_waver(kind: CollectiveKind) -> None:
 
 
 def test_all_to_alls_use_all_paths() -> None:
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     how = run.plan(kind=CollectiveKind.ALL_TO_ALL)
     assert how.algorithm == Algorithm.DIRECT and how.order == pids(NAMES)
 
@@ -315,9 +315,7 @@ def test_a_ring_planned_ahead_is_the_one_that_would_be_planned() -> None:
 
 def test_who_is_lost_is_forgotten() -> None:
     """B1: the others go on with what is known about them."""
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     run.lose("d")
     assert {peer.name for peer in run.machine.collectives.planner._measured} == set("abc")
     assert run.plan().order == pids("abc")
@@ -352,15 +350,13 @@ def optimise(run: Run) -> int:
     """All call optimize_topology. Returns how many shall measure their paths to all; all get the same answer."""
     run.calls += 1
     run.vote(run.names(), TopologyKind.OPTIMIZE, run.calls)
-    (value,) = {verdict.value for name in run.names() if (verdict := run.verdict(name, run.calls)) is not None}
+    (value,) = {run.decision(name, run.calls).value for name in run.names()}
     return value
 
 
 def test_what_collectives_have_shown_is_measured_once_more() -> None:
     """It is less exact."""
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     assert optimise(run) == 3
     probe(run)
     assert optimise(run) == 0
@@ -527,9 +523,7 @@ def ask(run: MasterBench, name: str) -> Any:
 
 
 def test_members_are_told_what_was_measured() -> None:
-    run = Run(PAIRS)
-    run.settle()
-    run.end()
+    run = settled(PAIRS)
     told = ask(run, "b")
     assert [member.name for member in told.members] == list(NAMES)
     rates = {(path.sender, path.receiver): path.bytes_per_second for path in told.paths}
@@ -562,9 +556,7 @@ def test_only_members_are_told() -> None:
 
 def test_what_is_told_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: whatever peers report, the answer can be encoded. If there are many paths, it has the latest ones."""
-    run = Run(dict.fromkeys(PAIRS, 2**63))
-    run.settle()
-    run.end()
+    run = settled(dict.fromkeys(PAIRS, 2**63))
     told = ask(run, "a")
     assert max(path.bytes_per_second or 0 for path in told.paths) == limits.RATE_TOLD_MAX
     assert decode_master_message(encode(told)) == told
