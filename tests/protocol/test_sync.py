@@ -42,6 +42,13 @@ def aborted(call_id: int, revision: int, reason: str, *blamed: str) -> Decision:
     return Decision(call_id, LOST, revision, reason, attempt_id=FIRST_ATTEMPT, peers=blamed)
 
 
+def offers(bench: MasterBench, holders: str, fetchers: str, call_id: int = 1) -> None:
+    """Some have the newest state, at revision 1. The others must fetch it: each of them has another, older state."""
+    bench.say(holders, offer(call_id, 1, w("new")))
+    for name in fetchers:
+        bench.say(name, offer(call_id, 0, w(name)))
+
+
 def running(revision: int = 1) -> MasterBench:
     """a and b hold the state that c, which is behind, must fetch."""
     bench = bench_of("abc")
@@ -81,8 +88,7 @@ def test_equal_states_commit_at_once() -> None:
 
 def test_all_fetchers_must_have_it() -> None:
     bench = bench_of("abc")
-    for name in "abc":
-        bench.say(name, offer(1, 1 if name == "a" else 0, w(name)))
+    offers(bench, "a", "bc")
     assert bench.fetched("b", 1) == []
     assert bench.fetched("a", 1) == []
     assert len(bench.fetched("c", 1)) == 3
@@ -228,8 +234,7 @@ def two_fetchers(*links_down: str) -> MasterBench:
     """a holds the state, b and c fetch it."""
     bench = bench_of("abc")
     unlink(bench, *links_down)
-    for name in "abc":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "bc")
     return bench
 
 
@@ -256,8 +261,7 @@ def test_who_has_all_stands_in_for_the_holder_by_way_of_others() -> None:
     """c does not reach d, which has everything: b passes on what it gets from d."""
     bench = bench_of("abcd")
     unlink(bench, "cd")
-    for name in "abcd":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "bcd")
     bench.fetched("d", 1)
     bench.lose("a")
     assert bench.verdict("c", 1) is None
@@ -429,8 +433,7 @@ def test_sources_are_holders_with_a_link() -> None:
     """L2: no peer fetches from a peer that it cannot reach."""
     bench = bench_of("abcd")
     unlink(bench, "ad", "bc")
-    for name in "abcd":
-        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    offers(bench, "ab", "cd")
     assert sources_of(bench) == {"c": pids("a"), "d": pids("b")}
     bench.fetched("cd", 1)
     assert bench.verdict("a", 1) == committed(1, 1)
@@ -440,8 +443,7 @@ def test_holders_by_whose_link_something_failed_come_last() -> None:
     bench = running()
     assert sources_of(bench) == {"c": pids("ab")}
     bench.fetched("c", 1, ok=False, fault=pid("a"), reason="no block came")
-    for name in "abc":
-        bench.say(name, offer(2, int(name in "ab"), w("x" if name in "ab" else "old")))
+    offers(bench, "ab", "c", 2)
     assert sources_of(bench) == {"c": pids("ba")}
 
 
@@ -449,8 +451,7 @@ def test_who_reaches_no_holder_fetches_from_who_does() -> None:
     """L2: through as many others as needed."""
     bench = bench_of("abcd")
     unlink(bench, "ac", "ad", "bd")
-    for name in "abcd":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "bcd")
     assert sources_of(bench) == {"b": pids("a"), "c": (), "d": ()}
     assert partial_seeds_of(bench) == {"b": pids("c"), "c": pids("bd"), "d": pids("c")}
     bench.fetched("bcd", 1)
@@ -494,8 +495,7 @@ def test_keys_that_may_differ_come_from_the_source(
 def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
     bench = bench_of("abc")
     unlink(bench, "ac", "bc")
-    for name in "abc":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "bc")
     assert sources_of(bench) == {}
     assert bench.machine.deadline_ns() == bench.now_ns + limits.LINK_WAIT_TIMEOUT_NS
     assert bench.say("c", offer(1, 0, w("c"))) == []
@@ -510,8 +510,7 @@ def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
     bench = bench_of("ab")
     bench.members("xy", group=1)
     bench.say("a", Linked(()))
-    for name in "ab":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "b")
     bench.begin("xy", 1)
     bench.say("a", Linked(pids("b")))
     (plan,) = (m for m in bench.said["b1"] if is_fetching(m))
@@ -524,8 +523,7 @@ def test_who_stays_without_a_source_is_removed() -> None:
     """L1, L2."""
     bench = bench_of("abc")
     unlink(bench, "ac", "bc")
-    for name in "abc":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "bc")
     kick = bench.tick_at_deadline()[0]
     reason = "no working data connection to a, b"
     assert kick == ("c1", Kick(Result.RANK_CONNECTION_FAILED, reason))
@@ -555,8 +553,7 @@ def test_nobody_is_removed_because_whoever_is_between_two_peers_was_refused() ->
 def test_what_ends_a_sync_that_waits_for_links(how: str) -> None:
     bench = bench_of("ab")
     unlink(bench, "ab")
-    for name in "ab":
-        bench.say(name, offer(1, int(name == "a"), w(name)))
+    offers(bench, "a", "b")
     if how == "leave":
         bench.leave("a")
         assert bench.verdict("b", 1) == aborted(1, 1, f"lost a{ALONE}", "a")
@@ -651,8 +648,7 @@ def test_the_last_fetcher_leaves_a_sync_that_waits_for_links() -> None:
     """The remaining peers hold the state, so the sync has succeeded."""
     bench = bench_of("abc")
     unlink(bench, "ac", "bc")
-    for name in "abc":
-        bench.say(name, offer(1, int(name in "ab"), w("new" if name in "ab" else "old")))
+    offers(bench, "ab", "c")
     bench.leave("c")
     assert bench.verdict("a", 1) == bench.verdict("b", 1) == committed(1, 1)
 
@@ -712,8 +708,7 @@ def test_who_can_fetch_over_none_of_its_links_is_removed(holders: str) -> None:
     bench = bench_of("ac" + holders[1:])
     for call_id in range(1, 20):
         begun_ns, plans = bench.now_ns, plans_of(bench)
-        for name in {*holders, "c"}:
-            bench.say(name, offer(call_id, int(name != "c"), w("old" if name == "c" else "new")))
+        offers(bench, holders, "c", call_id)
         if plans_of(bench) == plans:
             break
         sources = fetching(plans_of(bench)["c"]).sources

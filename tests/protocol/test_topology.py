@@ -261,7 +261,6 @@ def test_conflicting_calls(bench: MasterBench, first: str, second: str) -> None:
             assert shown.get(its_function, its_function) in answer.reason
             assert f"by {voter}" in answer.reason
     assert not bench.snapshot()["pending"]
-    assert not bench.snapshot()["pending"]
     for name in "ab":  # And both go on afterwards.
         ask(bench, name, "pending", 2)
     assert bench.verdict("a", 2) == Decision(2, OK)
