@@ -520,6 +520,18 @@ class PeerBench:
         assert not self.open
         return self
 
+    def calling(self, names: str = "ab") -> PeerBench:
+        """The peer, a member, has made call 10: all_reduce."""
+        self.member(names)
+        self.reduce(10)
+        return self
+
+    def running(self, names: str = "ab") -> PeerBench:
+        """The peer has the plan of call 10."""
+        self.calling(names)
+        self.plan(10, names=names)
+        return self
+
     def reduce(self, call_id: int, *specs: CollectiveSpec) -> list[Any]:
         """all_reduce, with call ids from `call_id` on."""
         return self.handle(events.Called(tuple(Vote(call_id + i, s) for i, s in enumerate(specs or (spec(),)))))

@@ -268,9 +268,7 @@ def test_reports_without_a_duration_teach_nothing() -> None:
 
 
 def test_a_peer_reports_how_long_its_data_plane_took() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.now_ns += 3 * limits.MS
     reported = peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7))[-1]
     assert reported == Send(Report(10, FIRST_ATTEMPT, True, digest=7, duration_us=3000, count=2))
@@ -281,8 +279,7 @@ def test_a_peer_reports_how_long_its_data_plane_took() -> None:
 
 def test_a_peer_does_what_the_plan_says_and_tells_another_master() -> None:
     """L3, S3."""
-    peer = PeerBench().member("abc")
-    peer.reduce(10)
+    peer = PeerBench().calling("abc")
     plan = Plan(FIRST_ATTEMPT, (10, 10, 10), reducing("abc", Algorithm.DIRECT, 65536))
     assert peer.hear(plan) == [
         StartReduce(10, FIRST_ATTEMPT, reducing("abc", Algorithm.DIRECT, 65536), tells_digest=True)

@@ -406,9 +406,7 @@ def test_an_empty_batch() -> None:
 
 @pytest.mark.parametrize("report", [{"error": "reset", "fault": pid("b"), "digest": 3}, {"error": "x" * 9999}])
 def test_a_collective_that_fails_here(report: dict[str, Any]) -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     expected = Report(10, FIRST_ATTEMPT, False, report.get("fault"), report["error"][: limits.TEXT_CHARS_MAX])
     assert peer.handle(done(**report)) == [Send(expected)]
 
@@ -416,8 +414,7 @@ def test_a_collective_that_fails_here(report: dict[str, Any]) -> None:
 @pytest.mark.parametrize("phase", ["voting", "running", "reported"])
 def test_an_abort_gives_the_buffer_back_before_the_call_ends(phase: str) -> None:
     """S2, S4."""
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     if phase != "voting":
         peer.plan(10)
     if phase == "reported":
@@ -432,9 +429,7 @@ def test_an_abort_gives_the_buffer_back_before_the_call_ends(phase: str) -> None
 
 
 def test_results_that_differ() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     effects = peer.hear(aborted(10, result=Result.INTERNAL_ERROR, reason="results differ"))
     assert type(peer.error(effects)) is ResultMismatch
 
@@ -451,9 +446,7 @@ def test_answers_without_an_attempt() -> None:
 
 def test_an_answer_to_a_running_call_gives_the_buffer_back() -> None:
     """S4: whatever the master does, no call ends while its attempt runs."""
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     effects = peer.hear(Decision(10, LOST))
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     assert isinstance(effects[1], Reject)
@@ -472,8 +465,7 @@ def test_decisions_may_come_twice() -> None:
 
 def test_plans_may_come_twice() -> None:
     """S4: an attempt starts once."""
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     assert peer.plan(10) == [start(10)]
     assert peer.plan(10) == []
     peer.handle(done())
@@ -497,8 +489,7 @@ def test_plans_come_in_any_order() -> None:
 
 
 def test_reports_of_the_data_plane_count_once() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     assert peer.handle(done()) == []
     peer.plan(10)
     peer.handle(done())
@@ -659,8 +650,7 @@ def test_a_sync_that_refuses_us() -> None:
 
 
 def test_a_sync_plan_for_nobody() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     assert peer.hear(sync_plan(10, 4, "b")) == []
     assert peer.hear(sync_plan(77, 4, "b")) == []
 
@@ -674,9 +664,7 @@ def test_a_sync_plan_that_comes_after_a_later_one() -> None:
 
 
 def test_reports_go_to_the_call_of_their_kind() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     assert peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     peer.handle(done())
     peer.hear(committed(10))
@@ -750,8 +738,7 @@ def test_calls_beside_each_other(first: str, second: str) -> None:
 
 
 def test_all_three_at_once() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.topology(11, PENDING)
     assert isinstance(peer.reduce(12, spec(2))[0], Send)
     assert type(peer.error(peer.topology(13, PENDING))) is InvalidUsage
@@ -860,8 +847,7 @@ def test_syncs_are_said_again() -> None:
 
 
 def test_a_master_that_asks_who_we_are() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     effects = peer.hear(Refused(Refusal.UNREGISTERED, "send a Hello first"))
     assert effects == [Send(replace(HELLO_AGAIN, connection=1)), Send(Linked(pids("b"))), begin(10)]
 
@@ -875,9 +861,7 @@ def test_a_master_that_refuses_a_message() -> None:
 
 def test_a_master_that_stays_away() -> None:
     """L1."""
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.down()
     assert peer.machine.deadline_ns() == peer.now_ns + limits.MASTER_TIMEOUT_NS
     assert peer.tick(limits.MASTER_TIMEOUT_NS - 1) == []
@@ -932,9 +916,7 @@ def test_a_welcome_of_a_connection_that_is_gone(where: str) -> None:
 
 
 def test_a_master_that_does_not_know_us() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     effects = peer.hear(Refused(Refusal.UNKNOWN_SESSION, "removed"))
     assert effects[0] == EndReduce(FIRST_ATTEMPT, False)
     error = peer.error(effects)
@@ -1056,9 +1038,7 @@ def test_a_call_that_is_given_up(phase: str, timed_out: bool, kind: type[PCCLErr
 
 def test_a_call_that_succeeds_though_it_was_given_up() -> None:
     """S1: all participants get one outcome, and it is too late to give the call up."""
-    peer = PeerBench().member()
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.handle(done())
     peer.handle(events.CallWithdrawn(10, timed_out=True))
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
@@ -1076,8 +1056,7 @@ def test_other_errors_of_a_call_that_was_given_up() -> None:
 
 def test_a_plan_for_a_call_that_was_given_up_still_counts() -> None:
     """The master did not know yet that the call was given up. Its decision follows."""
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.handle(events.CallWithdrawn(10, timed_out=True))
     assert peer.plan(10) == [StartReduce(10, FIRST_ATTEMPT, reducing("ab"))], "without its digest"
     assert peer.hear(aborted(10))[0] == EndReduce(FIRST_ATTEMPT, False)
@@ -1127,8 +1106,7 @@ def test_without_a_master_a_call_ends_at_once(call: str) -> None:
 
 
 def test_before_the_welcome_no_master_leads() -> None:
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.reconnect()
     assert give_up(peer)[0] == Send(Withdraw(10))
     assert not peer.open
@@ -1136,8 +1114,7 @@ def test_before_the_welcome_no_master_leads() -> None:
 
 def test_a_master_has_time_for_its_word() -> None:
     """L1: the peer waits for the master's decision, but only for that time."""
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
+    peer = PeerBench().calling()
     assert give_up(peer) == [Send(Withdraw(10))]
     assert peer.machine.deadline_ns() == peer.now_ns + limits.WITHDRAW_TIMEOUT_NS
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS - 1) == []
@@ -1149,8 +1126,7 @@ def test_a_master_has_time_for_its_word() -> None:
 
 
 def test_an_answer_in_time_ends_the_wait() -> None:
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
+    peer = PeerBench().calling()
     give_up(peer)
     assert type(peer.error(peer.hear(Decision(10, LOST)))) is OperationTimeout
     assert peer.machine.deadline_ns() is None
@@ -1158,9 +1134,7 @@ def test_an_answer_in_time_ends_the_wait() -> None:
 
 def test_a_running_attempt_is_released() -> None:
     """S2, S4: the buffers go back before the user hears of it. The others hear that this peer's part failed."""
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.down()
     end, reject, finished = give_up(peer)[1:]
     assert end == EndReduce(FIRST_ATTEMPT, False)
@@ -1174,9 +1148,7 @@ def test_a_running_attempt_is_released() -> None:
 
 def test_what_has_been_reported_is_not_taken_back() -> None:
     """S1: the others may have committed it. The peer waits for the master's decision, even if no master leads yet."""
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.handle(done(has_told=True))
     peer.down()
     assert give_up(peer) == []
@@ -1188,9 +1160,7 @@ def test_what_has_been_reported_is_not_taken_back() -> None:
 
 
 def reported_and_released() -> PeerBench:
-    peer = PeerBench().member("ab")
-    peer.reduce(10)
-    peer.plan(10)
+    peer = PeerBench().running()
     peer.handle(done(has_told=True))
     give_up(peer)
     assert peer.tick(limits.WITHDRAW_TIMEOUT_NS) == []  # Once led, the peer needs the master's decision.

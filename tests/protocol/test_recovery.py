@@ -980,8 +980,7 @@ def test_a_refusal_of_all_is_the_same_for_who_has_not_heard_it(bench: TakeOver) 
 
 
 def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.plan(10, 7)
     (said,) = peer.hear(Refused(Refusal.REPORT, "another master", term=2))
     report = said.message
@@ -993,8 +992,7 @@ def test_a_peer_reports_and_says_all_again_when_it_is_welcomed() -> None:
 
 
 def test_a_peer_remembers_ends_of_attempts() -> None:
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.plan(10, 7)
     peer.handle(events.ReduceDone(7, digest=9))
     peer.hear(Decision(10, 0, 2, attempt_id=7))
@@ -1051,8 +1049,7 @@ def test_an_older_master_is_not_obeyed() -> None:
 @pytest.mark.parametrize("phase", ["voting", "running", "failed"])
 def test_a_commit_without_a_result_ends_the_membership(phase: str) -> None:
     """S1: the peer has no result to return."""
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     if phase != "voting":
         peer.plan(10, 7)
     if phase == "failed":
@@ -1068,8 +1065,7 @@ MISMATCH = Decision(
 
 def test_a_mismatch_is_remembered_for_another_master() -> None:
     """S1: in full, so that others get the same typed error."""
-    peer = PeerBench().member()
-    peer.reduce(10)
+    peer = PeerBench().calling()
     peer.hear(MISMATCH)
     (said,) = peer.hear(Refused(Refusal.REPORT, ""))
     assert said.message.outcomes == (replace(MISMATCH, call_id=0),)
