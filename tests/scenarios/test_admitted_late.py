@@ -8,7 +8,7 @@ from zpccl.protocol.messages import Decision, Members, TopologyKind
 from zpccl.protocol.peer import State
 
 from .digests import give_up
-from .world import ONE, Call, Peer, World, check_agreement, host_of_two, one_master
+from .world import ONE, Call, Peer, World, check_agreement, check_members, host_of_two, one_master
 
 
 def admit_as_it_dies(
@@ -36,8 +36,7 @@ def admit_as_it_dies(
     for name, call in zip(members, updates, strict=True):
         if name in given_up:
             give_up(peers[name], call)
-    new = world.start_master("m", 500)
-    world.until(lambda: not new.machine.is_recovering, what="the take-over")
+    world.take_over("m", 500)
     world.run(0.1)
     return world, peers, updates
 
@@ -45,11 +44,7 @@ def admit_as_it_dies(
 def check(world: World, peers: dict[str, Peer], updates: list[Call]) -> None:
     world.settle(updates, 20)
     world.run(10)
-    for peer in peers.values():
-        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
-    calls = [peer.reduce() for peer in peers.values()]
-    world.settle(calls)
-    assert {call.result for call in calls} == {sum(peer.bit for peer in peers.values())}
+    check_members(world, peers.values())
 
 
 @pytest.mark.parametrize("order", ["no", "on"])

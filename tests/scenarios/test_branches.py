@@ -9,11 +9,11 @@ import pytest
 
 from zpccl import limits
 from zpccl.protocol import events
-from zpccl.protocol.messages import Decision, PeerMessage, RunReport, TopologyKind, Votes
+from zpccl.protocol.messages import Decision, RunReport, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld
-from .world import ONE, TWO, Call, Connection, Master, Peer, World, check_agreement, one_master, two_masters
+from .world import ONE, TWO, Call, Peer, World, check_agreement, one_master, two_masters
 
 
 def is_led(world: World, names: str) -> None:
@@ -22,29 +22,13 @@ def is_led(world: World, names: str) -> None:
     world.run(0.1)
 
 
-def take_over(world: World, salt: int) -> Master:
-    """Starts a new master and waits until it leads the run."""
-    master = world.start_master("m", salt)
-    world.until(lambda: not master.machine.is_recovering, what="the take-over")
-    return master
-
-
 def lead_only(world: World, here: list[Peer], away: list[Peer], salt: int) -> None:
     """The master dies. Only these peers reach the next one, which leads them."""
     world.kill_master("m")
     world.cut(away, "m")
     world.join(here, "m")
-    take_over(world, salt)
+    world.take_over("m", salt)
     world.run(0.1)
-
-
-def pending_joiner(world: World) -> Peer:
-    """A peer that waits to be admitted."""
-    joiner = world.peer("j", ONE)
-    joiner.connect()
-    world.until(lambda: joiner.state is State.PENDING)
-    world.run(0.5)
-    return joiner
 
 
 def fail_alone(world: World, p: Peer, q: Peer, x: Peer) -> list[Call]:
@@ -101,9 +85,7 @@ def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_th
 
 def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
     """L1: p's list went on without q and x. These have decided something since under the old list, so p goes."""
-    world = World()
-    world.start_master("m", 77)
-    p, r = world.begin_run("pr", ONE)
+    world, (p, r) = one_master("pr")
     q, x = (world.peer(name, ONE, group=1) for name in "qx")
     for peer in (q, x):
         peer.connect()
@@ -115,7 +97,7 @@ def test_the_rounds_of_one_who_comes_too_late_do_not_count() -> None:
     world.kill_master("m")
     world.cut([p, r], "m")
     world.join([q, x], "m")
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.settle([q.reduce(), x.reduce()])
     asks = [q.topology(TopologyKind.PENDING)]
     world.join([p], "m")
@@ -132,7 +114,7 @@ def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.run(1)
     world.drop_to_peers.add("q")
     world.until(lambda: sums[0].has_ended)
@@ -170,7 +152,7 @@ def test_the_same_with_two_masters() -> None:
 def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     """S1: p and q come first and know a round that r and s have completed again without them. s gets the value of r."""
     world, (p, q, r, s) = one_master("pqrs")
-    j = pending_joiner(world)
+    j = world.newcomer("j", ONE)
     world.drop_to_peers.update("rs")
     asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r, s)]
     world.until(lambda: asks[0].has_ended and asks[1].has_ended)
@@ -179,7 +161,7 @@ def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     world.kill_master("m")
     world.cut([p, q], "m")
     world.drop_to_peers.clear()
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.run(0.1)
     world.drop_to_peers.add("s")
     world.until(lambda: asks[2].has_ended)
@@ -189,7 +171,7 @@ def test_a_round_of_those_who_go_for_a_late_one_does_not_count() -> None:
     world.cut([r, s], "m")
     world.drop_to_peers.clear()
     world.join([p, q], "m")
-    take_over(world, 900)
+    world.take_over("m", 900)
     world.join([r, s], "m")
     world.settle(asks)
     check_agreement(asks[2:])
@@ -243,7 +225,7 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
     lead_only(world, [p, q], [r, s], 500)
     world.kill_master("m")
     world.join([r, s], "m")
-    last = take_over(world, 900)
+    last = world.take_over("m", 900)
     assert last.member_names == "rs"
     calls = [r.sync(2, "2"), s.sync(2, "2")]
     world.settle(calls)
@@ -251,11 +233,11 @@ def test_members_that_are_to_go_are_not_listed_again() -> None:
     assert r.machine.epoch == last.machine.term << limits.EPOCH_BITS, "the first list of that master was not the last"
 
 
-def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_was_told_is_not_taken_back() -> None:
     """S1: p alone knows a round, and comes first, with r. The master tells r of the round. r's vote is late. Then q
     comes, who knows that p was removed."""
     world, (p, q, r) = one_master("pqr")
-    j = pending_joiner(world)
+    j = world.newcomer("j", ONE)
     world.drop_to_peers.update("qr")
     asks = [peer.topology(TopologyKind.PENDING) for peer in (p, q, r)]
     world.until(lambda: asks[0].has_ended)
@@ -263,16 +245,8 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
     world.kill_master("m")
     world.cut([p], "m")
     world.drop_to_peers.clear()
-    send, late = world.send_to_master, list[tuple[Connection, PeerMessage]]()
-
-    def hold(connection: Connection, message: PeerMessage) -> None:
-        if connection.peer is r and isinstance(message, Votes):
-            late.append((connection, message))
-        else:
-            send(connection, message)
-
-    monkeypatch.setattr(world, "send_to_master", hold)
-    take_over(world, 500)
+    late = world.hold_back(Votes, "r")
+    world.take_over("m", 500)
     world.run(0.1)
     world.drop_to_peers.add("r")
     is_led(world, "qr")
@@ -281,18 +255,16 @@ def test_a_round_that_was_told_is_not_taken_back(monkeypatch: pytest.MonkeyPatch
     world.cut([q], "m")
     world.join([p], "m")
     late.clear()
-    take_over(world, 900)
+    world.take_over("m", 900)
     world.run(0.1)
     world.join([q], "m")
     world.until(lambda: State.CLOSED in (p.state, q.state), what="one of them goes")
     world.drop_to_peers.update("pq")
-    for connection, message in late:
-        send(connection, message)
+    world.release(late)
     world.until(lambda: asks[2].has_ended)
     world.run(0.05)
     world.kill_master("m")
     world.drop_to_peers.clear()
-    monkeypatch.undo()
     world.start_master("m", 1300)
     world.run(20)
     stay = [ask for ask in asks if ask.peer.state is State.MEMBER]
@@ -333,7 +305,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
     of it. q gets the answer that x knows, and then p comes late."""
     world, (p, q, x) = one_master("pqx")
     if kind == "round":
-        j = pending_joiner(world)
+        j = world.newcomer("j", ONE)
         world.drop_to_peers.update("pq")
         calls = [peer.topology(TopologyKind.PENDING) for peer in (p, q, x)]
         world.until(lambda: calls[2].has_ended)
@@ -343,7 +315,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
     world.kill_master("m")
     world.cut([x], "m")
     world.drop_to_peers.clear()
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.run(1)
     world.drop_to_peers.add("q")
     world.until(lambda: calls[0].has_ended and p.member_names == "pq")
@@ -362,9 +334,7 @@ def test_who_comes_late_goes_if_others_were_told_otherwise(kind: str) -> None:
 
 def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None:
     """S6: b and d do not know that z was removed, and come first. c knows, comes, and reduces with them; then z."""
-    world = World()
-    world.start_master("m", 77)
-    (b,) = world.begin_run("b", ONE)
+    world, (b,) = one_master("b")
     others = [world.peer(name, ONE, group=int(name == "z")) for name in "cdz"]
     c, d, z = others
     for peer in others:
@@ -377,7 +347,7 @@ def test_who_was_removed_and_comes_last_does_not_remove_who_knows_that() -> None
     world.kill_master("m")
     world.cut([c], "m")
     world.drop_to_peers.clear()
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.join([c], "m")
     world.settle([peer.reduce() for peer in (b, c, d)])
     world.join([z], "m")
@@ -409,7 +379,7 @@ def test_attempt_of_those_who_go_does_not_stay() -> None:
     world.kill_master("m")
     world.cut([r, s], "m")
     world.join([p, q], "m")
-    take_over(world, 900)
+    world.take_over("m", 900)
     world.join([r, s], "m")
     is_led(world, "rs")
     again = [r.reduce(), s.reduce()]
@@ -421,9 +391,7 @@ def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytes
     """S1: x has returned from an all-reduce and gone on alone, as its master had lost the others. x comes late to the
     next master of the others, and goes. By then its digest has reached p and not q: the master does not end the attempt
     as x left it."""
-    world = TellingWorld()
-    world.start_master("m", 77)
-    (p,) = world.begin_run("p", ONE)
+    world, (p,) = one_master("p", TellingWorld)
     q, x, *others = (world.peer(name, ONE, group=int(name in "yz")) for name in "qxyz")
     for peer in (q, x, *others):
         peer.connect()
@@ -453,7 +421,7 @@ def test_an_attempt_that_a_removed_member_left_behind_goes_on(monkeypatch: pytes
     world.cut([x], "m")
     world.filter = lambda to, message: message
     world.join([p, q, *others], "m")
-    take_over(world, 500)
+    world.take_over("m", 500)
     world.settle([peer.reduce() for peer in others])
     assert not any(call.has_ended for call in sums[:2])
     world.join([x], "m")
@@ -487,7 +455,7 @@ def test_who_was_removed_one_after_the_other_do_not_wait_for_each_other() -> Non
     lead_only(world, [p], [n], 500)
     world.kill_master("m")
     world.join([q, n], "m")
-    last = take_over(world, 900)
+    last = world.take_over("m", 900)
     world.settle([*sums, *asks])
     assert last.member_names == "n" and n.state is State.MEMBER
     assert p.state is q.state is State.CLOSED

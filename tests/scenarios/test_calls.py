@@ -16,7 +16,7 @@ from zpccl.protocol.peer import State
 from zpccl.types import CollectiveKind
 
 from .digests import give_up
-from .world import Call, Peer, World, check_agreement, reduce_spec, results_of
+from .world import Call, Peer, World, check_agreement, one_master, reduce_spec, results_of
 
 
 def start(names: str, masters: tuple[str, ...] = ("m",), **options: Any) -> tuple[World, list[Peer]]:
@@ -205,9 +205,7 @@ def test_a_call_that_is_given_up_without_a_master_costs_nobody_its_place(is_late
     The next master hears that p gave up before it hears of the results, and does not wait for peers of another group: a
     commit would put p out of the run.
     """
-    world = World()
-    world.start_master("m", 77)
-    p, q, *others = world.begin_run("pq", ("m",))
+    world, (p, q, *others) = one_master("pq")
     for name in "xyz":  # So that the next master adopts the run when one of the five is missing.
         others.append(world.peer(name, ("m",), group=1))
         others[-1].connect()
@@ -248,8 +246,7 @@ def test_a_late_participant_gets_the_plan_of_a_former_master_first() -> None:
     world.kill_master("m")
     world.filter = lambda _, message: message
     calls += a.batch(reduce_spec(7)) + c.batch(reduce_spec(7))
-    master = world.start_master("m", 900)
-    world.until(lambda: not master.machine.is_recovering)
+    world.take_over("m", 900)
     world.join([b], "m")
     world.until(lambda: len(b.running) == 2)
     assert list(b.running) == sorted(b.running)

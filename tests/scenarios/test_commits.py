@@ -15,18 +15,18 @@ from zpccl.protocol.messages import PeerMessage, Report, RunReport
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld, give_up
-from .world import Call, Connection, Master, Peer, reduce_spec
+from .world import Call, Connection, Master, Peer, one_master, reduce_spec
 
 TIMEOUT_NS = 2 * SECOND
 OPTIONS = MasterOptions(straggler_timeout_ns=TIMEOUT_NS)
 
 
-def run_of_three(masters: tuple[str, ...], options: MasterOptions = OPTIONS) -> tuple[TellingWorld, list[Peer]]:
+def run_of(names: str, masters: tuple[str, ...], options: MasterOptions = OPTIONS) -> tuple[TellingWorld, list[Peer]]:
     """A run whose members have called tag 0, and have plans ahead for it."""
     world = TellingWorld()
     for salt, address in enumerate(masters):
         world.start_master(address, 77 + salt, options)
-    peers = world.begin_run("abc", masters)
+    peers = world.begin_run(names, masters)
     world.settle([peer.reduce(reduce_spec(0)) for peer in peers])
     world.run(0.5)
     return world, peers
@@ -49,7 +49,7 @@ def slow_down(world: TellingWorld, monkeypatch: pytest.MonkeyPatch, whose: str, 
 @pytest.mark.parametrize("early_ms", [-6, -3, 2, 6, 20])
 def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, masters: tuple[str, ...]) -> None:
     """b calls tag 0 shortly before or after the master ends the calls. Each way takes 5 ms; the master asks first."""
-    world, (a, b, c) = run_of_three(masters)
+    world, (a, b, c) = run_of("abc", masters)
     zero = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0))]  # They start ahead and wait for b.
     nine = b.reduce(reduce_spec(9))
     world.run((TIMEOUT_NS + 5 * MS - early_ms * MS) / SECOND)
@@ -65,7 +65,7 @@ def test_calls_are_ended_while_one_comes_for_which_others_wait(early_ms: int, ma
 @pytest.mark.parametrize("masters", [("m",), ("a", "b")], ids=["one address", "two masters"])
 def test_calls_that_wait_for_each_other_end(masters: tuple[str, ...]) -> None:
     """L1: all of them end, though some have started ahead. Nobody is removed."""
-    world, (a, b, c) = run_of_three(masters)
+    world, (a, b, c) = run_of("abc", masters)
     calls = [a.reduce(reduce_spec(0)), c.reduce(reduce_spec(0)), b.reduce(reduce_spec(9))]
     world.settle(calls, 3)
     assert all(isinstance(call.result, InvalidUsage) for call in calls)
@@ -104,7 +104,7 @@ def test_a_call_that_follows_a_commit_is_said_after_it_to_a_new_master(
     The new master has dropped the votes for the first call, as it did not lead yet. So it would mistake the next call
     for the first one.
     """
-    world, peers = run_of_three(masters)
+    world, peers = run_of("abc", masters)
     slow_down(world, monkeypatch, "a", 40 * MS)  # Its report is the last.
     master = replace_master(world, peers, masters)
     first = [peer.reduce() for peer in peers]
@@ -122,7 +122,7 @@ def test_who_has_no_digest_yet_gets_what_another_returned_before_it_went_on(
     The master would mistake a sync for one that waits for the first call, and refuse that call. With a further
     reduction it would plan the first one of c with the next ones of the others.
     """
-    world, peers = run_of_three(("m",))
+    world, peers = run_of("abc", ("m",))
     a, b, c = peers
     slow_down(world, monkeypatch, "b", 40 * MS)
     master = replace_master(world, peers, ("m",))
@@ -148,14 +148,13 @@ def test_a_peer_is_welcomed_on_another_connection_than_it_has_promised_on(
     masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S1: b loses its connection once it has committed a call, and makes the next call before it is welcomed."""
-    world, peers = run_of_three(masters)
+    world, peers = run_of("abc", masters)
     b = peers[1]
     slow_down(world, monkeypatch, "a", 400 * MS)  # Its report is the last.
     master = replace_master(world, peers, masters)
     first = [peer.reduce() for peer in peers]
     world.settle(first, 4 * MS / SECOND)
-    assert b.connection is not None
-    world.break_connection(b.connection)
+    b.lose_connection()
     world.until(lambda: not b.machine.is_led and b.connection is None)
     world.until(lambda: b.connection is not None)
     world.until(lambda: not master.machine.is_recovering)
@@ -167,7 +166,7 @@ def test_a_master_steps_down_and_leads_again_on_the_same_connections(
     goes_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S1: c has promised another master its term and comes back. All commit a call before they are welcomed again."""
-    world, peers = run_of_three(("a", "b"), MasterOptions(disconnect_grace_ns=20 * SECOND))
+    world, peers = run_of("abc", ("a", "b"), MasterOptions(disconnect_grace_ns=20 * SECOND))
     a, _, c = peers
     master = world.masters["a"]
     world.cut([c], "a")
@@ -187,7 +186,7 @@ def test_a_master_steps_down_and_leads_again_on_the_same_connections(
 
 def test_a_vote_is_under_way_for_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages from b to the master are delayed, and all three have long committed."""
-    world, (a, b, c) = run_of_three(("m",))
+    world, (a, b, c) = run_of("abc", ("m",))
     b.reduce(reduce_spec(9))
     world.run(0.1)
     slow_down(world, monkeypatch, "b", 3 * SECOND)
@@ -204,12 +203,7 @@ def test_calls_that_wait_for_each_other_end_where_others_are_far(
     masters: tuple[str, ...], far_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L1: the others wait for b and c, which are near the master; the rest of the quorum is 20 ms farther away."""
-    world = TellingWorld()
-    for salt, address in enumerate(masters):
-        world.start_master(address, 77 + salt, MasterOptions(straggler_timeout_ns=TIMEOUT_NS))
-    a, b, c, d, e = peers = world.begin_run("abcde", masters)
-    world.settle([peer.reduce(reduce_spec(0)) for peer in peers])
-    world.run(0.5)
+    world, (a, b, c, d, e) = run_of("abcde", masters)
     slow_down(world, monkeypatch, "ade", far_ms * MS)
     calls = [call for peer in (a, d, e) for call in peer.batch(reduce_spec(0), reduce_spec(9))]
     calls += [b.reduce(reduce_spec(0)), c.reduce(reduce_spec(9))]
@@ -229,7 +223,7 @@ def test_a_timeout_ends_the_call_of_who_is_bound_to_an_attempt_that_another_gave
 
     a and b have told their digests, so the master releases them once it knows that c will not commit the attempt.
     """
-    world, (a, b, c) = run_of_three(masters)
+    world, (a, b, c) = run_of("abc", masters)
     if dies:
         world.kill_master(masters[0])
         world.run(0.2)
@@ -255,9 +249,7 @@ def test_a_timeout_ends_the_call_of_who_is_bound_to_an_attempt_that_another_gave
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_a_result_that_differs_counts_though_its_peer_dies_before_it_reports(is_ahead: bool) -> None:
     """S1: b has told a its digest. One of the two results is wrong, and nobody knows which one."""
-    world = TellingWorld()
-    world.start_master("m", 77)
-    a, b = world.begin_run("ab", ("m",))
+    world, (a, b) = one_master("ab", TellingWorld)
     for _ in range(is_ahead):
         world.settle([a.reduce(), b.reduce()])
         world.run(0.5)
@@ -265,8 +257,7 @@ def test_a_result_that_differs_counts_though_its_peer_dies_before_it_reports(is_
     b.reduce()
     world.until(lambda: bool(a.running and b.running))
     b.running = dict.fromkeys(b.running, 99)
-    assert b.connection is not None
-    world.break_connection(b.connection)
+    b.lose_connection()
     world.run(0.006)
     world.kill_peer(b)
     world.settle([call])
@@ -284,9 +275,7 @@ def test_refused_calls_do_not_push_out_what_a_member_that_is_away_must_hear(
     """
     monkeypatch.setattr(limits, "CALLS_NAMED_MAX", 3 * 16)
     monkeypatch.setattr(limits, "COMMIT_PEERS_MAX", 2)
-    world = TellingWorld()
-    world.start_master("m", 77)
-    a, b, c = world.begin_run("abc", ("m",))
+    world, (a, b, c) = one_master("abc", TellingWorld)
     if is_ahead:
         world.settle([peer.reduce() for peer in (a, b, c)])
         world.run(0.5)
@@ -320,9 +309,7 @@ def test_all_end_an_attempt_that_others_have_started_ahead(lost: str, monkeypatc
 
     a and b start one of them later. c has never heard of it, so its engine would keep what they have sent it.
     """
-    world = TellingWorld()
-    world.start_master("m", 77)
-    peers = world.begin_run("abc", ("m",))
+    world, peers = one_master("abc", TellingWorld)
     c = peers[-1]
     started: set[int] = set()
     ended: set[int] = set()
@@ -342,8 +329,7 @@ def test_all_end_an_attempt_that_others_have_started_ahead(lost: str, monkeypatc
         world.run(0.5)
     calls = [peer.reduce() for peer in peers]
     world.run(0.0075 if lost == "plan" else 0.009)  # It is on its way to c.
-    assert c.connection is not None
-    world.break_connection(c.connection)
+    c.lose_connection()
     world.settle(calls)
     world.run(1)
     for _ in range(20):

@@ -19,7 +19,6 @@ from zpccl.protocol.messages import (
     MasterMessage,
     Members,
     MembersCommitted,
-    PeerMessage,
     Refusal,
     Refused,
     RunReport,
@@ -30,26 +29,9 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
-from .world import TWO, Connection, Peer, World, check_all_go_on, reduce_spec, two_masters
+from .world import ONE, TWO, Connection, Peer, World, check_all_go_on, one_master, reduce_spec, two_masters
 
 THREE = (*TWO, "c")
-
-
-def hold_back(
-    world: World, monkeypatch: pytest.MonkeyPatch, what: type, whose: set[str]
-) -> list[tuple[Connection, PeerMessage]]:
-    """From now on messages of one type from these peers do not arrive; the returned list keeps them."""
-    send = world.send_to_master
-    held: list[tuple[Connection, PeerMessage]] = []
-
-    def send_others(connection: Connection, message: PeerMessage) -> None:
-        if isinstance(message, what) and connection.peer.name in whose:
-            held.append((connection, message))
-        else:
-            send(connection, message)
-
-    monkeypatch.setattr(world, "send_to_master", send_others)
-    return held
 
 
 def switch(world: World, peer: Peer, old: str, new: str) -> None:
@@ -66,10 +48,7 @@ def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
     """
     world = two_masters()
     a, b = world.begin_run("ab", TWO)
-    p = world.peer("p", TWO)
-    p.connect()
-    world.until(lambda: p.state is State.PENDING)
-    world.run(0.5)
+    p = world.newcomer("p", TWO)
     world.drop_to_peers.add("p")
     world.settle([peer.topology() for peer in (a, b)])
     world.run(0.1)
@@ -94,9 +73,7 @@ def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("join_ms", [100, 300, 500])
-def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(
-    join_ms: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(join_ms: int) -> None:
     """S3: the candidate asks n for a report. It arrives after the take-over, before the first list is committed.
 
     The adopted list abcde is committed, but only d knows so. So a list with n needs the quorum of abcde, and not that
@@ -137,27 +114,25 @@ def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(
     for peer in (d, e, n):
         world.cut([peer], "a")
     world.kill_master("b")
-    send = world.send_to_master
-    held = hold_back(world, monkeypatch, RunReport, {"n"})
+    held = world.hold_back(RunReport, "n")
     world.until(lambda: other.machine.candidate is not None and len(other.machine.candidate.reports) == 3)
     world.run(join_ms / 1000)
     world.join([n], "a")
     world.until(lambda: not other.machine.is_recovering, 10, what="a adopts the run")
     assert other.member_names == "abcde" and held[-1][0].is_up
-    monkeypatch.undo()
-    world.after(20 * MS, lambda: send(*held[-1]))
+    world.release([])
+    world.after(20 * MS, lambda: world.release(held[-1:]))
     world.cut([c], "a")  # c does not hear who leads.
     world.start_master("b", 700)
     world.run(8)
     world.check_one_leads()
 
 
-def test_a_member_that_is_back_before_its_loss_counts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     """L1: its network fails briefly before the list of a take-over is committed. Nobody would tell it of a loss."""
     world = two_masters()
     a, b, c = world.begin_run("abc", TWO)
-    send = world.send_to_master
-    held = hold_back(world, monkeypatch, Acknowledgement, {"a", "b"})
+    held = world.hold_back(Acknowledgement, "ab")
     world.kill_master("a")
     master = world.masters["b"].machine
     world.until(lambda: not master.is_recovering, what="b adopts the run")
@@ -170,17 +145,13 @@ def test_a_member_that_is_back_before_its_loss_counts_stays(monkeypatch: pytest.
     assert c.machine.is_led and master.registry.peers[c.peer_id].connection is not None, "c is back"
     call = c.topology()
     world.run(0.02)
-    monkeypatch.undo()
-    for connection, message in held:
-        send(connection, message)
+    world.release(held)
     world.settle([call, a.topology(), b.topology()], 60)
 
 
 def test_a_report_whose_sender_is_gone_is_answered_to_nobody() -> None:
     """L3: one address. A removed member reports to the next master, and then its process ends."""
-    world = World()
-    world.start_master("m", 77)
-    peers = world.begin_run("abx", ("m",))
+    world, peers = one_master("abx")
     world.cut([peers[2]], "m")
     world.run(20)
     assert world.masters["m"].member_names == "ab"
@@ -199,29 +170,24 @@ def test_a_report_whose_sender_is_gone_is_answered_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("flaps", [False, True])
-def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool) -> None:
     """S7, L1: c is away for a moment, then its key is revoked, both before the list of a take-over is committed."""
     world = two_masters()
     a, b, c = world.begin_run("abc", TWO, {name: f"key of {name}" for name in "abc"})
-    send = world.send_to_master
-    held = hold_back(world, monkeypatch, Acknowledgement, {"a", "b", "c"})
+    held = world.hold_back(Acknowledgement, "abc")
     world.kill_master("a")
     master = world.masters["b"].machine
     world.until(lambda: not master.is_recovering, what="b adopts the run")
     world.run(0.02)
     if flaps:
-        assert c.connection is not None
-        world.break_connection(c.connection)
+        c.lose_connection()
         for other in (a, b):
             world.after(40 * MS, partial(world.break_link, other, c))
         world.run(0.3)
     assert master.registry.peers[c.peer_id].connection is not None and not master.registry.is_committed
     world.revoke("b", c)
     world.run(0.02)
-    monkeypatch.undo()
-    for connection, message in held:
-        if connection.peer is not c:
-            send(connection, message)
+    world.release((connection, message) for connection, message in held if connection.peer is not c)
     world.run(30)
     assert world.masters["b"].member_names == "ab"
     world.settle([a.topology(), b.topology()])
@@ -276,10 +242,7 @@ def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
     """Master a and members that admit a peer p, which receives no messages of type `what`."""
     world = two_masters()
     members = world.begin_run("abc", TWO)
-    p = world.peer("p", TWO)
-    p.connect()
-    world.until(lambda: p.state is State.PENDING)
-    world.run(0.5)
+    p = world.newcomer("p", TWO)
     world.filter = lambda peer, message: None if peer is p and isinstance(message, what) else message
     world.settle([peer.topology() for peer in members])
     world.run(0.02)
@@ -359,19 +322,16 @@ def test_a_passed_over_member_that_gave_its_call_up_is_no_survivor_of_it() -> No
 ONE_OR_TWO = pytest.mark.parametrize("masters", [("m",), TWO])
 
 
-def take_over_slowly(world: World, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def take_over_slowly(world: World, masters: tuple[str, ...]) -> Callable[[], None]:
     """The master of a run with a member a dies. The next one gets a's report only by the returned function."""
-    send = world.send_to_master
-    held = hold_back(world, monkeypatch, RunReport, {"a"})
+    held = world.hold_back(RunReport, "a")
     world.kill_master(masters[0])
     if len(masters) == 1:
         world.start_master(masters[0], 3000)
     machine = world.masters[masters[-1]].machine
 
     def finish() -> None:
-        monkeypatch.undo()
-        for connection, message in held:
-            send(connection, message)
+        world.release(held)
         world.until(lambda: not machine.is_recovering, what="it adopts the run")
 
     return finish
@@ -386,12 +346,10 @@ def world_with_keys(names: str, masters: tuple[str, ...]) -> tuple[World, list[P
 
 
 @ONE_OR_TWO
-def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(
-    masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(masters: tuple[str, ...]) -> None:
     """S7, L1: c has reported before. The master accepts nothing more from c, so all would wait for its votes."""
     world, (a, b, c) = world_with_keys("abc", masters)
-    finish = take_over_slowly(world, masters, monkeypatch)
+    finish = take_over_slowly(world, masters)
     master = world.masters[masters[-1]]
     world.until(lambda: len(getattr(master.machine.candidate, "reports", ())) == 2, what="b and c report")
     world.revoke(masters[-1], c)
@@ -403,13 +361,11 @@ def test_a_key_that_is_revoked_while_a_master_takes_the_run_over(
 
 @ONE_OR_TWO
 @pytest.mark.parametrize("goes", [True, False])
-def test_a_newcomer_whose_key_is_revoked_while_it_is_held(
-    goes: bool, masters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomer_whose_key_is_revoked_while_it_is_held(goes: bool, masters: tuple[str, ...]) -> None:
     """S7, L1: otherwise c would get the keys of links, and be admitted to its own group, in which it never votes."""
     world, (a, b) = world_with_keys("ab", masters)
     world.settle([a.reduce(), b.reduce()])
-    finish = take_over_slowly(world, masters, monkeypatch)
+    finish = take_over_slowly(world, masters)
     master = world.masters[masters[-1]]
     c = world.peer("c", masters, "key of c", group=1)
     c.connect()
@@ -481,7 +437,7 @@ def test_nobody_is_told_to_go_by_a_master_that_has_stepped_down() -> None:
 
 
 @pytest.mark.parametrize("salt", [1, 500])
-def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int) -> None:
     """L1: p has promised a later candidate that was never elected. The next candidate holds n and p. It must not
     register n and then step down for p: n would wait there without end.
     """
@@ -491,8 +447,7 @@ def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkey
     world.kill_master("a")
     world.heal()
     n = world.peer("n", TWO)
-    send = world.send_to_master
-    late = hold_back(world, monkeypatch, RunReport, {"a"})
+    late = world.hold_back(RunReport, "a")
     machine = world.start_master("a", salt).machine
 
     def is_held(peer: Peer) -> bool:
@@ -501,9 +456,7 @@ def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkey
     world.until(lambda: is_held(p), 30, what="p is held")
     n.connect()
     world.until(lambda: is_held(n), 30, what="n is held")
-    monkeypatch.undo()
-    for connection, message in late:
-        send(connection, message)
+    world.release(late)
     world.until(lambda: any("taking over" in text for _, text in world.masters["a"].log), what="a adopts the run")
     assert not any("stepping down" in text for _, text in world.masters["a"].log)
     world.cut([a, b, p], "a")
@@ -516,17 +469,10 @@ def test_a_newcomer_beside_a_pending_peer_with_a_later_promise(salt: int, monkey
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(
-    is_lost: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(is_lost: bool) -> None:
     """L3: only n knows of its admission. It comes while the master waits for c. The candidate had asked it, or not."""
-    world = World()
-    world.start_master("m", 77)
-    abc = world.begin_run("abc", ("m",))
-    n = world.peer("n", ("m",))
-    n.connect()
-    world.until(lambda: n.state is State.PENDING)
-    world.run(0.5)
+    world, abc = one_master("abc")
+    n = world.newcomer("n", ONE)
     world.filter = lambda peer, message: None if peer is not n and isinstance(message, (Members, Decision)) else message
     calls = [peer.topology() for peer in abc]
     world.until(lambda: n.state is State.MEMBER, what="n is admitted")
@@ -535,9 +481,9 @@ def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(
     world.kill_master("m")
     master = world.start_master("m", 3000)
     if is_lost:
-        held = hold_back(world, monkeypatch, RunReport, {"n"})
+        held = world.hold_back(RunReport, "n")
         world.until(lambda: bool(held), what="n is asked for its report")
-        monkeypatch.undo()
+        world.release([])
         world.cut([n], "m")
     world.until(lambda: not master.machine.is_recovering, what="it adopts the run")
     world.join([n], "m")
@@ -647,10 +593,7 @@ def test_a_promise_that_a_newcomer_has_forgotten_makes_no_second_branch(monkeypa
     x, y = world.begin_run("xy", THREE)
     world.join([z], "c")
     world.until(lambda: world.masters["c"] in world.leading(), what="c leads z")
-    p = world.peer("p", THREE)
-    p.connect()
-    world.until(lambda: p.state is State.PENDING)
-    world.run(0.5)
+    p = world.newcomer("p", THREE)
     unnoticed: list[Connection] = []
     monkeypatch.setattr(world, "tell_master", unnoticed.append)
     world.filter = lambda peer, message: None if peer is p and isinstance(message, Members) else message

@@ -8,10 +8,21 @@ from zpccl import limits
 from zpccl.errors import Kicked, MasterUnreachable, TooFewPeers
 from zpccl.limits import MS, SECOND
 from zpccl.protocol.membership import Standing
-from zpccl.protocol.messages import Hello, Members, PeerMessage, RunReport, TopologyKind
+from zpccl.protocol.messages import Hello, Members, RunReport, TopologyKind
 from zpccl.protocol.peer import State
 
-from .world import TWO, Call, Connection, Master, Peer, World, check_agreement, leave_after_a_report, two_masters
+from .world import (
+    TWO,
+    Call,
+    Master,
+    Peer,
+    World,
+    check_agreement,
+    check_members,
+    leave_after_a_report,
+    one_master,
+    two_masters,
+)
 
 CUTS_MS = (0, 3, 6, 9, 12, 20, 40)
 """When paths are cut, after a master has adopted a run: before its first message arrives, between two, and later."""
@@ -27,15 +38,6 @@ def fail_over(world: World) -> Master:
     master = world.masters["a"]
     world.until(lambda: not master.machine.is_recovering, what="a adopts the run")
     return master
-
-
-def check_members(world: World, peers: list[Peer]) -> None:
-    """L1, L2: all of these are members, and their all-reduces succeed with all of them."""
-    for peer in peers:
-        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
-    calls = [peer.reduce() for peer in peers]
-    world.settle(calls)
-    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
 
 
 @pytest.mark.parametrize("cut_ms", CUTS_MS)
@@ -166,10 +168,7 @@ def test_hole3_held(delay_ms: int) -> None:
     peers = world.begin_run("pq", TWO)
     p, q = peers
     a = world.masters["a"]
-    x = world.peer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is the half that counts.
-    x.connect()
-    world.until(lambda: x.state is State.PENDING)
-    world.run(0.5)
+    x = world.newcomer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is the half that counts.
     world.drop_to_peers.add(x.name)
     voted = [peer.topology(TopologyKind.UPDATE) for peer in peers]
     world.settle(voted)
@@ -317,24 +316,15 @@ def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
     check_members(world, [*members, newcomer])
 
 
-def test_a_report_that_comes_after_the_others_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_comes_after_the_others_is_expected() -> None:
     """L2: the connection that it comes on is no stranger's, of which the master takes few bytes."""
-    world = World()
-    world.start_master("a", 77)
-    last = world.begin_run("abcde", ("a",))[-1]
-    send, kept = world.send_to_master, []
-
-    def keep(connection: Connection, message: PeerMessage) -> None:
-        if connection.peer is last and isinstance(message, RunReport):
-            kept.append(connection)
-        else:
-            send(connection, message)
-
-    monkeypatch.setattr(world, "send_to_master", keep)
-    world.kill_master("a")
-    master = world.start_master("a", 900).machine
-    world.until(lambda: bool(kept) and not master.is_recovering)
-    assert kept[-1].is_up and master.standing(kept[-1].name) is Standing.EXPECTED
+    world, _ = one_master("abcde")
+    held = world.hold_back(RunReport, "e")
+    world.kill_master("m")
+    master = world.start_master("m", 900).machine
+    world.until(lambda: bool(held) and not master.is_recovering)
+    connection, _ = held[-1]
+    assert connection.is_up and master.standing(connection.name) is Standing.EXPECTED
 
 
 @pytest.mark.parametrize("salts", [(4000, 1), (1, 4000)])

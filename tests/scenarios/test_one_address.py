@@ -28,12 +28,17 @@ from .world import (
 )
 
 
-def begin_beside(world: World, peers: list[Peer]) -> Peer:
-    """The members are cut off, the master is restarted, and a newcomer begins a run of its own there."""
+def restart_out_of_reach(world: World, peers: list[Peer]) -> None:
+    """The members are cut off, and the master is restarted."""
     world.cut(peers, "m")
     world.kill_master("m")
     world.run(5)
     world.start_master("m", 500)
+
+
+def begin_beside(world: World, peers: list[Peer]) -> Peer:
+    """The members cannot reach the new master, and a newcomer begins a run of its own there."""
+    restart_out_of_reach(world, peers)
     newcomer = world.peer("n", ONE)
     newcomer.connect()
     world.until(lambda: newcomer.state is State.MEMBER, what="a run of its own")
@@ -50,10 +55,7 @@ def test_hole7d_a_newcomer_comes_first(late: float) -> None:
     run_id = peers[0].machine.run_id
     calls = [peer.reduce() for peer in peers[:2]]
     world.run(0.1)
-    world.cut(peers, "m")
-    world.kill_master("m")
-    world.run(5)
-    world.start_master("m", 500)
+    restart_out_of_reach(world, peers)
     world.run(0.1)
     newcomer = world.peer("n", ONE)
     newcomer.connect()
@@ -123,8 +125,7 @@ def test_a_peer_whose_run_has_yielded_is_admitted_without_knowing() -> None:
     assert newcomer.state is State.RETURNING and all(len(peer.machine.members) == 4 for peer in peers)
     world.kill_master("m")
     world.drop_to_peers.clear()
-    master = world.start_master("m", 700)
-    world.until(lambda: not master.machine.is_recovering, what="the take-over")
+    world.take_over("m", 700)
     world.settle([waiting])
     check_all_go_on(world, [*peers, newcomer], run_id)
 
@@ -258,8 +259,7 @@ def test_hole7e_a_crash_loop_removes_nobody(salts: tuple[int, int]) -> None:
     world, peers = one_master("pqr")
     run_id, p = peers[0].machine.run_id, peers[0]
     world.kill_master("m")
-    middle = world.start_master("m", salts[0])
-    world.until(lambda: not middle.machine.is_recovering)
+    world.take_over("m", salts[0])
     world.drop_to_peers.update("qr")
     world.run(0.02)
     world.kill_master("m")
@@ -397,8 +397,7 @@ def die_after_a_removal(world: World, last: Peer) -> Call:
 
 def take_over(world: World, salt: int) -> Master:
     """Starts a new master and waits until it leads the run."""
-    master = world.start_master("m", salt)
-    world.until(lambda: not master.machine.is_recovering, what="the take-over")
+    master = world.take_over("m", salt)
     world.run(0.1)
     return master
 
@@ -890,10 +889,7 @@ def test_who_was_admitted_in_vain_and_waits_in_another_run_is_a_member(is_restar
 def test_who_waits_for_the_rest_of_its_host_without_end_is_told() -> None:
     """L1: e and f begin a run, which yields. f dies together with the master, so no master knows that f ever waited."""
     world, peers = one_master("pqr")
-    world.cut(peers, "m")
-    world.kill_master("m")
-    world.run(5)
-    world.start_master("m", 500)
+    restart_out_of_reach(world, peers)
     e, f = host_of_two(world, "ef")
     for peer in (e, f):
         peer.connect()

@@ -8,20 +8,15 @@ from zpccl.protocol.messages import TopologyKind
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld, give_up
-from .world import Call, Peer, World
+from .world import ONE, Call, Peer, World, one_master
 
 PENDING, UPDATE = TopologyKind.PENDING, TopologyKind.UPDATE
 
 
 def run_with_joiner(kind: type[World] = World) -> tuple[World, Peer, Peer, Peer]:
     """Two members and one that waits to be admitted."""
-    world = kind()
-    world.start_master("m", 77)
-    p, q = world.begin_run("pq", ("m",))
-    joiner = world.peer("j", ("m",))
-    joiner.connect()
-    world.until(lambda: joiner.state is State.PENDING)
-    world.run(0.5)
+    world, (p, q) = one_master("pq", kind)
+    joiner = world.newcomer("j", ONE)
     return world, p, q, joiner
 
 
@@ -34,8 +29,7 @@ def miss_an_answer(world: World, p: Peer, q: Peer, *, dies: bool) -> list[Call]:
     if dies:
         world.kill_master("m")
     else:
-        assert p.connection is not None
-        world.break_connection(p.connection)
+        p.lose_connection()
     world.run(0.05)
     give_up(p, asks[0])
     world.drop_to_peers.clear()
@@ -102,9 +96,7 @@ def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
     """L1: a program starts an all-reduce, asks, treats a timeout as "no", and waits for the all-reduce. Its next
     question must not be answered with the round that it missed: from then on it would be one round behind.
     """
-    world = TellingWorld()
-    world.start_master("m", 77)
-    p, q = world.begin_run("pq", ("m",))
+    world, (p, q) = one_master("pq", TellingWorld)
     world.settle([p.reduce(), q.reduce()])
     world.run(0.3)
     world.drop_to_peers.add("p")
@@ -115,8 +107,7 @@ def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
     give_up(p, asks[0])
     world.run(2.1)
     world.drop_to_peers.clear()
-    assert p.connection is not None
-    world.break_connection(p.connection)
+    p.lose_connection()
     world.until(lambda: asks[0].has_ended, 5)
     world.run(1)
     sums = [p.reduce(), q.reduce()]
@@ -126,9 +117,7 @@ def test_a_question_beside_a_collective_is_given_up_and_not_repeated() -> None:
 
 def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> None:
     """L1: the all-reduce was called before the question. p misses both answers and asks again. q has gone on."""
-    world = World()
-    world.start_master("m", 77)
-    p, q = world.begin_run("pq", ("m",))
+    world, (p, q) = one_master("pq")
     sums = [p.reduce(), q.reduce()]
     world.until(lambda: bool(p.running and q.running))
     asks = [p.topology(PENDING), q.topology(PENDING)]
@@ -140,8 +129,7 @@ def test_who_asks_again_gets_the_answer_though_a_collective_ends_between() -> No
     world.until(lambda: asks[0].has_ended, 5)
     again = p.topology(PENDING)
     world.drop_to_peers.clear()
-    assert p.connection is not None
-    world.break_connection(p.connection)
+    p.lose_connection()
     world.settle([again, sums[0]])
 
 
@@ -159,8 +147,7 @@ def test_a_decision_that_comes_again_brings_no_plans_for_fewer_members() -> None
     updates = [p.topology(UPDATE), q.topology(UPDATE)]
     world.until(lambda: joiner.state.name == "MEMBER", 1)
     for peer in (p, q):
-        assert peer.connection is not None
-        world.break_connection(peer.connection)
+        peer.lose_connection()
     world.run(0.02)
     world.drop_to_peers.clear()
     world.settle(updates)

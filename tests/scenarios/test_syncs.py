@@ -7,7 +7,7 @@ import pytest
 from zpccl.errors import InvalidUsage
 from zpccl.protocol.messages import Decision, MasterMessage
 
-from .world import ONE, TWO, Peer, World, results_of
+from .world import ONE, TWO, Peer, World, one_master, results_of
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["running", "committed"])
@@ -17,9 +17,7 @@ def test_who_was_refused_in_a_sync_hears_so_from_another_master(is_over: bool) -
     The next master tells r. Otherwise r would wait in its sync for ever, and the all-reduce of the others would be
     refused, as they and r would seem to wait for each other.
     """
-    world = World()
-    world.start_master("m", 77)
-    p, q, r = world.begin_run("pqr", ("m",))
+    world, (p, q, r) = one_master("pqr")
     world.settle([p.sync(3, "x"), q.sync(3, "x"), r.sync(3, "x")])
 
     def lose_refusals(to: Peer, message: MasterMessage) -> MasterMessage | None:
@@ -50,9 +48,7 @@ def test_who_is_refused_waits_while_the_others_have_no_plan(dies: bool) -> None:
     If r went on to its next call, the next master, which knows of no plan, would believe that r and the others wait for
     each other. It would refuse all calls.
     """
-    world = World()
-    world.start_master("m", 77)
-    p, q, r = world.begin_run("pqr", ("m",))
+    world, (p, q, r) = one_master("pqr")
     world.settle([p.sync(3, "x"), q.sync(3, "x"), r.sync(3, "x")])
     world.break_link(p, q)
     world.run(0.1)

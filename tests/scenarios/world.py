@@ -256,6 +256,11 @@ class Peer:
         if self._tries == this_try and self.connection is not None:
             self.handle(events.OtherVersionReceived(OTHER_VERSION))
 
+    def lose_connection(self) -> None:
+        """The connection breaks."""
+        assert self.connection is not None
+        self.world.break_connection(self.connection)
+
     def hang_up(self) -> None:
         """Closes the connection. What was sent on it arrives before the master notices the end."""
         connection, self.connection = self.connection, None
@@ -332,6 +337,7 @@ class World:
         self._broken_links: set[frozenset[str]] = set()
         self._due: dict[Peer | Master, int] = {}
         self._lists: dict[tuple[bytes, int], tuple[bytes, ...]] = {}
+        self._held_back: tuple[type[PeerMessage], str, list[tuple[Connection, PeerMessage]]] | None = None
 
     # --- Time -------------------------------------------------------------------------------------------------------
 
@@ -393,6 +399,12 @@ class World:
         self.arm(master, master.machine.deadline_ns(), lambda: master.handle(events.Tick()))
         return master
 
+    def take_over(self, address: str, salt: int) -> Master:
+        """Starts a master, and waits until it leads the run that peers report to it."""
+        master = self.start_master(address, salt)
+        self.until(lambda: not master.machine.is_recovering, what="the take-over")
+        return master
+
     def kill_master(self, address: str) -> None:
         """Kills the process: all its connections break, and messages in flight on them are lost."""
         self.trace(f"master {address} is killed")
@@ -404,6 +416,14 @@ class World:
     def peer(self, name: str, masters: tuple[str, ...], identity: str = "", group: int = 0) -> Peer:
         peer = Peer(self, name, masters, identity, group)
         self.peers.append(peer)
+        return peer
+
+    def newcomer(self, name: str, masters: tuple[str, ...]) -> Peer:
+        """A new peer that waits to be admitted."""
+        peer = self.peer(name, masters)
+        peer.connect()
+        self.until(lambda: peer.state is State.PENDING)
+        self.run(0.5)
         return peer
 
     def begin_run(self, names: str, masters: tuple[str, ...], identities: dict[str, str] | None = None) -> list[Peer]:
@@ -457,8 +477,24 @@ class World:
         self._connections[name] = connection
         return connection
 
+    def hold_back(self, what: type[PeerMessage], names: str) -> list[tuple[Connection, PeerMessage]]:
+        """From now on messages of one type from these peers do not arrive; the returned list keeps them."""
+        held: list[tuple[Connection, PeerMessage]] = []
+        self._held_back = what, names, held
+        return held
+
+    def release(self, held: Iterable[tuple[Connection, PeerMessage]]) -> None:
+        """From now on all messages arrive; these are sent now."""
+        self._held_back = None
+        for connection, message in held:
+            self.send_to_master(connection, message)
+
     def send_to_master(self, connection: Connection, message: PeerMessage) -> None:
         data, peer = encode(message), connection.peer
+        if self._held_back is not None:
+            what, names, held = self._held_back
+            if isinstance(message, what) and peer.name in names:
+                return held.append((connection, message))
         if len(data) > limits.MESSAGE_BYTES_MAX:  # As libzmq does.
             self.trace(f"{peer.name} sends too large a message")
             return self.break_connection(connection)
@@ -614,6 +650,15 @@ def check_all_go_on(world: World, peers: list[Peer], run_id: bytes) -> None:
     assert [call.result for call in calls] == [sums[peer.group] for peer in peers]
 
 
+def check_members(world: World, peers: Collection[Peer]) -> None:
+    """L1, L2: all of these are members, and their all-reduces succeed with all of them."""
+    for peer in peers:
+        assert peer.state is State.MEMBER, f"{peer.name}: {peer.machine.error!r}"
+    calls = [peer.reduce() for peer in peers]
+    world.settle(calls)
+    assert [call.result for call in calls] == [sum(peer.bit for peer in peers)] * len(peers)
+
+
 def check_agreement(calls: Iterable[Call]) -> None:
     """S1: calls of one operation that succeeded have one result."""
     results = {call.result for call in calls if call.is_ok}
@@ -648,8 +693,8 @@ def host_of_two(world: World, names: str) -> tuple[Peer, ...]:
     return tuple(peers)
 
 
-def one_master(names: str) -> tuple[World, list[Peer]]:
+def one_master(names: str, kind: type[World] = World) -> tuple[World, list[Peer]]:
     """A run with these members, each named by one letter, that know one address."""
-    world = World()
+    world = kind()
     world.start_master(*ONE, 77)
     return world, world.begin_run(names, ONE)
