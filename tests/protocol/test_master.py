@@ -79,7 +79,7 @@ def test_the_second_peer_is_pending(bench: MasterBench) -> None:
     assert bench.hello("b") == [
         ("b1", WELCOME),
         ("b1", Neighbours((neighbour("a", dial=True),))),
-        ("a1", NeighboursChanged(joined=(neighbour("b", dial=False),))),
+        ("a1", NeighboursChanged(joined=(neighbour("b", dial=False, is_member=False),))),
     ]
     assert (bench.names(), bench.pending()) == ("a", "b")
 
