@@ -7,7 +7,7 @@
  *                       +----------------------------------------------------------------+
  *
  * An attempt is in the table of attempts from start to end. Only threads that hold a pin touch its memory and the
- * caller's; once `ending` is set and no pins are left, only the thread in zp_reduce_end() does. */
+ * caller's; once `ending` is set and no pins are left, only the thread in zp_reduce_end() or zp_engine_stop() does. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -342,7 +342,9 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 	int rc = attempt_new(engine, plan, &attempt);
 	pthread_mutex_lock(&engine->mutex);
 	if (rc == 0) {
-		if (zp__attempt_find(engine, plan->attempt))
+		if (engine->stopping)
+			rc = -ESHUTDOWN;
+		else if (zp__attempt_find(engine, plan->attempt))
 			rc = -EEXIST;
 		else
 			rc = attempt_link(engine, attempt, plan);
@@ -680,13 +682,19 @@ void zp_stalls_hold(zp_engine *engine, int hold)
 
 void zp__attempts_discard(zp_engine *engine)
 {
+	pthread_mutex_lock(&engine->mutex);
 	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++) {
 		while (!zp__list_empty(&engine->attempts[i])) {
 			zp__attempt *attempt = ZP__ELEMENT(engine->attempts[i].next, zp__attempt, node);
-			pthread_mutex_lock(&engine->mutex);
+			if (attempt->ending) { /* Another thread ends it. */
+				pthread_cond_wait(&engine->unpinned, &engine->mutex);
+				continue;
+			}
 			attempt_end(engine, attempt, true);
 			pthread_mutex_unlock(&engine->mutex);
 			attempt_free(attempt);
+			pthread_mutex_lock(&engine->mutex);
 		}
 	}
+	pthread_mutex_unlock(&engine->mutex);
 }

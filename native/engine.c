@@ -1,8 +1,12 @@
-/* The engine: opening, closing, the queue of events, and fork().
+/* The engine: opening, stopping, closing, the queue of events, and fork().
+ *
+ * Stopping ends all that touches sockets and the caller's memory. It waits for the I/O threads, and for attempts that
+ * other threads are ending or feeding, but not for other calls: these find `stopping` set under the lock, or find
+ * nothing. What they may still use is freed when the engine is closed: the lock, wakeups, events, messages, the pool.
  *
  * A forked child has the engine's memory but not its threads. The child closes its copies of the file descriptors at
  * once, so that it does not keep connections open after the parent has died. In the child the engine is unusable, and no
- * function may be called with it. */
+ * function may be called with it but zp_engine_close(), which frees nothing: other threads may have been halfway. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -40,6 +44,7 @@ static void fork_child(void)
 	ZP__EACH(node, &registry)
 	{
 		zp_engine *engine = ZP__ELEMENT(node, zp_engine, registry_node);
+		engine->forked = true;
 		ZP__EACH(link_node, &engine->links)
 		{
 			zp__link *link = ZP__ELEMENT(link_node, zp__link, node);
@@ -106,6 +111,7 @@ static int engine_new(const zp_engine_config *config, zp_engine **result)
 	for (uint32_t i = 0; i < ZP__EARLY_BUCKETS; i++)
 		zp__list_init(&engine->early[i]);
 	pthread_mutex_init(&engine->mutex, NULL);
+	pthread_mutex_init(&engine->stop_mutex, NULL);
 	pthread_cond_init(&engine->unpinned, NULL);
 	int rc = zp__wakeup_open(&engine->wakeup);
 	engine->queue.fd = engine->wakeup.write_fd;
@@ -166,38 +172,66 @@ static void links_discard(zp_engine *engine)
 	pthread_mutex_unlock(&engine->mutex);
 }
 
+/* Lock held, or the engine is being freed. Takes an event out of the queue. */
+static void event_take(zp_engine *engine, zp__event *event)
+{
+	zp__event_withdraw(engine, event);
+	if (event->event.kind == ZP_EVENT_LINK_LOST)
+		zp__link_release(ZP__ELEMENT(event, zp__link, event));
+	else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
+		zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
+}
+
 static void engine_free(zp_engine *engine)
 {
+	zp__event *event;
 	while (!zp__list_empty(&engine->channels))
 		zp_channel_close(engine, ZP__ELEMENT(engine->channels.next, zp__channel, node)->id);
-	zp_event event;
-	while (zp_engine_poll(engine, &event)) /* Events may hold references to links. */
-		;
+	while ((event = zp__event_next(&engine->queue)))
+		event_take(engine, event);
 	while (!zp__list_empty(&engine->messages)) /* Messages that were polled and never released. */
 		zp__message_forget(engine, ZP__ELEMENT(engine->messages.next, zp__message_in, node));
 	zp__buffers_trim(engine, UINT64_MAX);
+	zp__pool_discard(engine);
 	for (uint32_t i = 0; i < engine->thread_count; i++) {
 		free(engine->threads[i].scratch);
 		zp__waiter_close(&engine->threads[i].waiter);
 	}
 	zp__wakeup_close(&engine->wakeup);
 	pthread_cond_destroy(&engine->unpinned);
+	pthread_mutex_destroy(&engine->stop_mutex);
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);
 }
 
-void zp_engine_close(zp_engine *engine)
+void zp_engine_stop(zp_engine *engine)
 {
 	if (!engine)
 		return;
-	threads_stop(engine);
+	pthread_mutex_lock(&engine->stop_mutex); /* Whoever comes second waits here. */
+	if (!engine->stopped) {
+		threads_stop(engine);
+		links_discard(engine);
+		zp__attempts_discard(engine);
+		engine->stopped = true;
+	}
+	pthread_mutex_unlock(&engine->stop_mutex);
+}
+
+void zp_engine_close(zp_engine *engine)
+{
+	if (!engine || engine->forked)
+		return;
+	zp_engine_stop(engine);
 	pthread_mutex_lock(&registry_mutex);
 	zp__list_remove(&engine->registry_node);
 	pthread_mutex_unlock(&registry_mutex);
-	links_discard(engine);
-	zp__attempts_discard(engine);
-	zp__pool_discard(engine);
 	engine_free(engine);
+}
+
+void zp_engine_release(zp_engine **engine)
+{
+	zp_engine_close(*engine);
 }
 
 int zp_engine_fd(zp_engine *engine)
@@ -231,14 +265,10 @@ void zp__event_withdraw(zp_engine *engine, zp__event *event)
 int zp_engine_poll(zp_engine *engine, zp_event *result)
 {
 	pthread_mutex_lock(&engine->mutex);
-	zp__event *event = zp__event_next(&engine->queue);
+	zp__event *event = engine->stopping ? NULL : zp__event_next(&engine->queue);
 	if (event) {
 		*result = event->event;
-		zp__event_withdraw(engine, event);
-		if (event->event.kind == ZP_EVENT_LINK_LOST)
-			zp__link_release(ZP__ELEMENT(event, zp__link, event));
-		else if (event->event.kind == ZP_EVENT_CONNECTION_LOST)
-			zp__link_release(ZP__ELEMENT(event, zp__connection, retransmit.event)->link);
+		event_take(engine, event);
 	}
 	pthread_mutex_unlock(&engine->mutex);
 	return event != NULL;

@@ -1,9 +1,10 @@
 /* The engine and its threads; see engine.c and loop.c.
  *
  * Locking. There is one mutex, engine->mutex ("the lock"). It protects every field of every structure of the engine's
- * headers that is not marked as constant or as owned by one thread. It is held for bookkeeping only: recv, send,
- * checksums, reduce, quantise and restore run without it, on memory that is pinned (attempt.h). No other lock is taken
- * while the lock is held. Functions marked "lock held" expect the lock and leave it held. */
+ * headers that is not marked as constant, as owned by one thread or as under stop_mutex, which only zp_engine_stop()
+ * takes. The lock is held for bookkeeping only: recv, send, checksums, reduce, quantise and restore run without it, on
+ * memory that is pinned (attempt.h). No other lock is taken while the lock is held. Functions marked "lock held" expect
+ * the lock and leave it held. */
 #ifndef ZP_ENGINE_H
 #define ZP_ENGINE_H
 
@@ -40,7 +41,10 @@ struct zp_engine {
 	uint32_t thread_count;
 	pthread_mutex_t mutex;
 	pthread_cond_t unpinned; /* an ending attempt has no pins left, or is gone */
-	bool stopping;		 /* threads must end */
+	bool stopping;		 /* threads must end, and nothing may be added to what zp_engine_stop() discards */
+	pthread_mutex_t stop_mutex; /* held by zp_engine_stop(); taken before the lock */
+	bool stopped;		    /* the threads have ended, all is discarded; under stop_mutex */
+	bool forked;		    /* this process is a child of the engine's; constant there */
 	uint64_t attempt_max, channel_max;		/* the greatest ids learnt; free channels do not count */
 	uint64_t attempts_learnt[ZP__ID_WINDOW / 64]; /* bits by id modulo ZP__ID_WINDOW, down from attempt_max */
 	uint64_t link_id_last;

@@ -198,6 +198,8 @@ int zp_link_open(zp_engine *engine, const uint8_t peer[], const int *fds, const 
 		return -ENOMEM;
 	rc = link_encrypt(link, aeads);
 	pthread_mutex_lock(&engine->mutex);
+	if (rc == 0 && engine->stopping)
+		rc = -ESHUTDOWN;
 	if (rc == 0 && (zp__link_find(engine, peer) || fds_taken(engine, fds, count)))
 		rc = -EEXIST;
 	for (uint32_t i = 0; rc == 0 && i < count; i++) /* Last, because the other end sees it. */
@@ -256,7 +258,9 @@ int zp_link_add(zp_engine *engine, const uint8_t peer[], uint64_t id, uint32_t i
 		return rc;
 	pthread_mutex_lock(&engine->mutex);
 	zp__link *link = zp__link_find(engine, peer);
-	if (!link || link->id != id)
+	if (engine->stopping)
+		rc = -ESHUTDOWN;
+	else if (!link || link->id != id)
 		rc = -ENOTCONN;
 	else if (fds_taken(engine, &fd, 1))
 		rc = -EEXIST;

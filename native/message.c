@@ -102,6 +102,8 @@ int zp_channel_open(zp_engine *engine, uint64_t id, int fd)
 	channel->own.fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	int rc = fd >= 0 && channel->own.fd < 0 ? -errno : 0;
 	pthread_mutex_lock(&engine->mutex);
+	if (rc == 0 && engine->stopping)
+		rc = -ESHUTDOWN;
 	if (rc == 0 && channel_find(engine, id))
 		rc = -EEXIST;
 	if (rc == 0) {
@@ -161,7 +163,7 @@ int zp_channel_poll(zp_engine *engine, uint64_t id, zp_event *result)
 {
 	pthread_mutex_lock(&engine->mutex);
 	zp__channel *channel = channel_find(engine, id);
-	zp__event *event = channel ? zp__event_next(&channel->own) : NULL;
+	zp__event *event = channel && !engine->stopping ? zp__event_next(&channel->own) : NULL;
 	if (event) {
 		*result = event->event;
 		zp__list_remove(&event->node);
@@ -345,6 +347,8 @@ static void message_offer(zp__link *link, zp__message_out *message)
 static int link_writable(zp_engine *engine, const uint8_t peer[], uint64_t id, uint64_t bytes, uint64_t bytes_max,
 			 zp__link **link)
 {
+	if (engine->stopping)
+		return -ESHUTDOWN;
 	zp__channel *channel = channel_find(engine, id);
 	if (!channel)
 		return -ECANCELED;

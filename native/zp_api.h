@@ -216,15 +216,23 @@ typedef struct {
 /* Starts an engine and its threads. */
 int zp_engine_open(const zp_engine_config *config, zp_engine **engine);
 
-/* Stops the threads, closes every connection, ends every attempt as zp_reduce_end(commit=0) does, and frees the engine.
- * No other call may be in progress. NULL is legal. */
+/* Stops the threads, closes every connection and ends every attempt as zp_reduce_end(commit=0) does. All this is over
+ * when it returns, even if another thread has called it first. Other calls may be in progress, and later ones are legal:
+ * what would give the engine something fails with -ESHUTDOWN, and no event is reported. Bodies of messages stay valid
+ * until they are released. NULL is legal. */
+void zp_engine_stop(zp_engine *engine);
+
+/* Stops the engine and frees it. No other call may be in progress. Does nothing in a forked child. NULL is legal. */
 void zp_engine_close(zp_engine *engine);
+
+/* Closes `*engine`: for an owner that has memory for the pointer before there is an engine, and may end at any moment. */
+void zp_engine_release(zp_engine **engine);
 
 /* Returns the descriptor that is readable while events wait. The engine owns it. */
 int zp_engine_fd(zp_engine *engine);
 
 /* Takes the next event, messages after all others. Returns 1, or 0 when there is none; in that case the descriptor is
- * drained. */
+ * drained, unless the engine is stopped. */
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per

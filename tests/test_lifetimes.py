@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ import pytest
 import zmq
 from brokers import Broker
 from e2e.harness import loop_of, until
-from e2e.local import local_run
+from e2e.local import failure, local_run
 from interpreter import handling, raising, tracing, without_collector
 
 import zpccl
@@ -40,6 +40,7 @@ from zpccl.observe.logs import RefusalLog
 from zpccl.protocol import events
 from zpccl.protocol.membership import Standing
 from zpccl.state.offers import Prefetch
+from zpccl.state.transfer import StateTransfer
 from zpccl.types import DigestKind
 
 pytestmark = pytest.mark.e2e
@@ -97,28 +98,36 @@ def test_an_engine_closes_after_interrupts_of_its_calls() -> None:
     assert returns(engine.close)
 
 
-def test_an_engine_whose_close_was_interrupted_closes_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_close_was_interrupted_closes_the_next_time() -> None:
     """L1: at the latest at the end of the program, which frees memory that its threads may still use."""
-
-    def interrupt(_: float) -> None:
-        raise Stop
-
-    engine = Engine()
-    with engine._handle.use(), monkeypatch.context() as patch:  # As another thread does.
-        patch.setattr(engines, "time", SimpleNamespace(sleep=interrupt))
-        with contextlib.suppress(Stop):
+    before = thread_count(), descriptor_count()
+    for number in range(1, 10):
+        engine = Engine()
+        with interrupting("close", "line", number, "engine.py"):
             engine.close()
-    before = len(os.listdir("/proc/self/task"))
-    engine.close()
-    assert len(os.listdir("/proc/self/task")) < before
+        engine.close()
+        assert (thread_count(), descriptor_count()) == before
+
+
+def test_an_engine_that_is_in_use_stops_and_is_freed_by_its_last_user() -> None:
+    """L1: the user may be what the closing signal handler has interrupted. S4: then no thread runs any more."""
+    before = thread_count(), descriptor_count()
+    engine = Engine()
+    with engine._handle.use(), engine._handle.use():
+        assert returns(engine.close) and returns(engine.close)
+        until(lambda: thread_count() <= before[0], "its threads, or those that closed it, run", WAIT_S)
+        with pytest.raises(engines.EngineError, match="closed"):
+            engine.poll()
+        assert engine.fileno() in map(int, os.listdir("/proc/self/fd")), "the engine is freed though it is in use"
+    assert descriptor_count() == before[1]
 
 
 def test_an_engine_that_is_interrupted_while_it_is_made_ends() -> None:
     """Its threads and descriptors end too, as nobody holds the engine."""
-    before = len(os.listdir("/proc/self/task")), descriptor_count()
+    before = thread_count(), descriptor_count()
     with interrupting("check_rc", "call", 1, "engine.py"):
         Engine()
-    assert (len(os.listdir("/proc/self/task")), descriptor_count()) == before
+    assert (thread_count(), descriptor_count()) == before
 
 
 def test_asking_whether_a_call_is_done_may_be_interrupted() -> None:
@@ -151,6 +160,39 @@ def test_a_handler_may_close_wherever_a_call_waits(number: int) -> None:
         with close, tracing(trace), pytest.raises(zpccl.PCCLError):
             comm.all_reduce(np.ones(4, np.float32))
     assert ends == [True]
+
+
+@pytest.mark.parametrize(
+    ("caller", "name"),
+    [
+        (Engine.poll, "check_rc"),
+        (Engine.poll, "_take"),
+        (Engine.post_message, "_peer"),
+        (StateTransfer._on_delivery, "view"),
+        (StateTransfer._on_delivery, "has_blocks"),
+        (StateTransfer._on_delivery, "_on_blocks"),
+    ],
+)
+def test_a_handler_may_close_while_a_sync_uses_the_engine(caller: FunctionType, name: str) -> None:
+    """L1: as the `caller` calls that function, within a block that uses the engine."""
+    ends = list[bool]()
+
+    def trace(frame: FrameType, what: str, _: Any) -> None:
+        if frame.f_code.co_name == name and frame.f_back is not None and frame.f_back.f_code is caller.__code__:
+            sys.settrace(None)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with local_run(2) as run:
+        comm, other = run.comms
+        arrays = [np.full(2**16, number, np.float32) for number in range(2)]
+        states = [zpccl.SharedState([zpccl.TensorInfo.from_numpy(array, "x")]) for array in arrays]
+        states[1].revision = 1
+        holds = run.start(other.sync_shared_state, states[1])
+        close = handling(signal.SIGUSR1, lambda *_: ends.append(returns(comm.close)))
+        with close, tracing(trace), pytest.raises(zpccl.InvalidUsage, match="closed"):
+            comm.sync_shared_state(states[0])
+        assert ends == [True]
+        failure(holds)
 
 
 @pytest.mark.parametrize("number", range(1, 8))
@@ -252,6 +294,10 @@ def test_a_callback_that_ends_its_thread_does_not_end_the_peer() -> None:
 
 def no_descriptors(*_: object, **__: object) -> Any:
     raise OSError(errno.EMFILE, "too many open files")
+
+
+def thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def descriptor_count() -> int:

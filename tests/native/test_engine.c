@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "cipher.h"
 #include "mesh.h"
@@ -237,6 +238,143 @@ static void test_sudden_ends(uint32_t thread_count, enum encryption encryption)
 	}
 }
 
+/* Stops the engine of rank 1 as soon as others do. Its buffer is then as it was before. */
+static void *stopper(void *argument)
+{
+	const int32_t *const *buffers = argument;
+	pthread_barrier_wait(&barrier);
+	zp_engine_stop(peers[1].engine);
+	CHECK(memcmp(buffers[0], buffers[1], (1 << 20) * sizeof **buffers) == 0);
+	return NULL;
+}
+
+/* Two threads stop an engine in the middle of an attempt, and a third ends the attempt. */
+static void test_stops_at_once(uint32_t thread_count)
+{
+	enum { LARGE = 1 << 20 };
+	static int32_t data[PEERS][LARGE], before[LARGE];
+	for (size_t i = 0; i < LARGE; i++)
+		before[i] = (int32_t)i + 1;
+	for (int round = 0; round < 12; round++) {
+		engines_open(thread_count, NONE);
+		for (uint32_t rank = 0; rank < PEERS; rank++) {
+			memcpy(data[rank], before, sizeof before);
+			zp_reduce_plan plan;
+			plan_make(&plan, rank, 1, data[rank], data[rank]);
+			plan.algorithm = round / 2 % 2 ? ZP_DIRECT : ZP_RING;
+			plan.count = LARGE;
+			plan.frame_bytes = 32768;
+			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
+		}
+		const int32_t *buffers[] = {data[1], before};
+		pthread_t threads[2];
+		pthread_barrier_init(&barrier, NULL, 3);
+		for (int i = 0; i < 2; i++)
+			CHECK(pthread_create(&threads[i], NULL, stopper, buffers) == 0);
+		for (int spin = round * 30000; spin; spin--)
+			__asm__ volatile("" ::: "memory");
+		pthread_barrier_wait(&barrier);
+		if (round % 2) {
+			CHECK(zp_reduce_end(peers[1].engine, 1, 0) == 0);
+			CHECK(memcmp(data[1], before, sizeof before) == 0);
+		}
+		for (int i = 0; i < 2; i++)
+			pthread_join(threads[i], NULL);
+		pthread_barrier_destroy(&barrier);
+		for (uint32_t rank = 0; rank < PEERS; rank++)
+			zp_engine_close(peers[rank].engine);
+	}
+}
+
+/* Waits for a message on CHANNEL, and takes it. */
+static uint8_t *message_wait(zp_engine *engine)
+{
+	zp_event event = {0};
+	struct pollfd fd = {.fd = zp_engine_fd(engine), .events = POLLIN};
+	while (zp_engine_poll(engine, &event) != 1)
+		CHECK(poll(&fd, 1, WAIT_MS) == 1);
+	CHECK(event.kind == ZP_EVENT_MESSAGE);
+	return event.body;
+}
+
+/* A stopped engine takes nothing, reports nothing and has no sockets. Messages that were taken from it stay valid. */
+static void test_stopped(uint32_t thread_count)
+{
+	enum { BYTES = 1000 };
+	static int32_t buffer[COUNT];
+	uint8_t ids_of[2][ZP_PEER_ID_BYTES], body[BYTES], *bodies[2];
+	uint64_t link;
+	int pair[2], byte, pipe_fds[2];
+	zp_event event;
+	zp_link_stats stats;
+	zp_link_flow flow;
+	engines_open(thread_count, NONE);
+	zp_engine *other = peers[0].engine, *engine = peers[1].engine;
+	CHECK(pipe(pipe_fds) == 0);
+	for (uint32_t rank = 0; rank < 2; rank++)
+		id_of(rank, ids_of[rank]);
+	for (int i = 0; i < 2; i++)
+		CHECK(zp_channel_open(i ? engine : other, CHANNEL, -1) == 0);
+	CHECK(zp_channel_open(engine, ZP_FREE_CHANNEL, pipe_fds[1]) == 0);
+	memset(body, 7, sizeof body);
+	for (int i = 0; i < 3; i++) /* The third is never taken. */
+		CHECK(zp_message_post(other, ids_of[1], CHANNEL, body, BYTES, NULL, 0, UINT64_MAX) == 0);
+	for (int i = 0; i < 2; i++)
+		bodies[i] = message_wait(engine);
+	CHECK(zp_link_get_stats(engine, ids_of[0], &stats) == 0);
+	link = stats.link;
+	zp_engine_stop(engine);
+
+	CHECK(zp_engine_poll(engine, &event) == 0 && zp_channel_poll(engine, ZP_FREE_CHANNEL, &event) == 0);
+	tcp_pair(pair);
+	CHECK(zp_link_open(engine, ids_of[0], pair, NULL, 1, &link) == -ESHUTDOWN);
+	CHECK(zp_link_add(engine, ids_of[0], link, 0, 1, pair[0], NULL, body, 1) == -ESHUTDOWN);
+	close(pair[0]); /* It is still ours. */
+	CHECK(recv(pair[1], &byte, 1, 0) == 0);
+	close(pair[1]);
+	CHECK(zp_link_close(engine, ids_of[0]) == -ENOTCONN && zp_link_set_senders(engine, ids_of[0], 1) == -ENOTCONN);
+	CHECK(zp_link_get_stats(engine, ids_of[0], &stats) == -ENOTCONN);
+	CHECK(zp_link_get_flow(engine, ids_of[0], &flow) == -ENOTCONN);
+	for (uint64_t attempt = FIRST_ATTEMPT; attempt < FIRST_ATTEMPT + 3; attempt++) {
+		zp_reduce_plan plan;
+		plan_make(&plan, 1, attempt, buffer, buffer);
+		CHECK(zp_reduce_start(engine, &plan) == -ESHUTDOWN);
+		CHECK(zp_reduce_withhold(engine, attempt) == 0 && zp_reduce_end(engine, attempt, 0) == 0);
+	}
+	zp_stalls_hold(engine, 1);
+	CHECK(zp_channel_open(engine, CHANNEL + 1, -1) == -ESHUTDOWN && zp_channel_close(engine, CHANNEL) == 0);
+	CHECK(zp_message_post(engine, ids_of[0], CHANNEL, body, BYTES, NULL, 0, UINT64_MAX) == -ESHUTDOWN);
+	for (int i = 0; i < 2; i++)
+		CHECK(memcmp(bodies[i], body, BYTES) == 0);
+	zp_message_release(engine, bodies[0]); /* The other one is freed with the engine. */
+	zp_engine_stop(engine);
+	do { /* The other end has seen its link go. */
+		struct pollfd fd = {.fd = zp_engine_fd(other), .events = POLLIN};
+		CHECK(poll(&fd, 1, WAIT_MS) == 1);
+	} while (zp_engine_poll(other, &event) != 1 || event.kind != ZP_EVENT_LINK_LOST);
+	zp_engine_release(&peers[1].engine);
+	zp_engine_close(peers[0].engine);
+	zp_engine_close(peers[2].engine);
+	for (int i = 0; i < 2; i++)
+		close(pipe_fds[i]);
+}
+
+/* A forked child does not wait for threads that it does not have. */
+static void test_forked(void)
+{
+	engines_open(1, NONE);
+	pid_t child = fork();
+	if (child == 0) {
+		for (uint32_t rank = 0; rank < PEERS; rank++)
+			zp_engine_close(peers[rank].engine);
+		_exit(0);
+	}
+	int status;
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+	for (uint32_t rank = 0; rank < PEERS; rank++)
+		zp_engine_close(peers[rank].engine);
+}
+
 /* The direct exchange of tensors of which only a part is on its way at a time; two at once, one of them in place. */
 static void test_windows(uint32_t thread_count)
 {
@@ -286,7 +424,10 @@ static void test_arguments(void)
 	zp_engine *engine;
 	zp_engine_config config = {.thread_count = 0, .stall_timeout_ms = 1};
 	CHECK(zp_engine_open(&config, &engine) == -EINVAL && !engine);
+	zp_engine *none = NULL;
 	zp_engine_close(NULL);
+	zp_engine_stop(NULL);
+	zp_engine_release(&none);
 	zp_message_release(NULL, NULL);
 }
 
@@ -296,9 +437,12 @@ int main(void)
 	for (uint32_t thread_count = 1; thread_count <= 2; thread_count++) {
 		test_stress(thread_count, NONE);
 		test_sudden_ends(thread_count, NONE);
+		test_stops_at_once(thread_count);
+		test_stopped(thread_count);
 		test_windows(thread_count);
 		test_stress(thread_count, thread_count == 1 ? ALL : SOME);
 	}
 	test_sudden_ends(2, ALL);
+	test_forked();
 	return 0;
 }

@@ -1,8 +1,9 @@
 """The Python interface of the C engine; in the package the only user of `ffi` and `lib`.
 
 Threads: each event queue is polled by one thread at a time; any thread may call everything else. All calls release the
-GIL. `close` may come at any moment: it waits for the calls in progress, and later ones raise. The engine does not
-survive a fork: its threads stay in the parent, and every call in the child raises.
+GIL. `close` may come at any moment, also in a signal handler that has interrupted a call: the engine stops then, and
+later calls raise. Its memory is freed once no call uses it. The engine does not survive a fork: its threads stay in the
+parent, and every call in the child raises.
 
 Memory: `start_reduce` takes addresses, not objects. The caller keeps the tensors alive, and does not touch them, until
 `end_reduce` has returned.
@@ -14,7 +15,6 @@ import atexit
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -42,7 +42,6 @@ DIGEST_CHANNEL = 2**64 - 1
 PROBE_CHANNEL = 2**64 - 2**16
 """The first of the free channels for meaningless messages. Each peer sends on that of its rank, and opens no other."""
 _NOBODY = bytes(PEER_ID_BYTES)
-_CLOSE_INTERVAL_S = 0.001
 _UNKNOWN_US = 2**32 - 1
 
 
@@ -257,7 +256,7 @@ class Body:
         return int(self._size)
 
     def held(self) -> AbstractContextManager[Any]:
-        """A `with` block that uses this keeps the bytes, and the engine cannot be freed meanwhile: be quick.
+        """A `with` block that uses this keeps the bytes, even if the engine is closed meanwhile.
 
         Raises:
             EngineError: ESHUTDOWN, the engine is closed.
@@ -311,41 +310,41 @@ _open_engines: Living[Engine] = Living()
 
 
 class _Handle:
-    """The C engine, freed once it is closed and no `with` block uses it. It belongs to the process that opened it.
+    """The C engine. It belongs to the process that opened it.
 
-    Each user holds a view of the bytearray with the engine's address, and `close` cannot empty that meanwhile. A view
-    is given back wherever Ctrl-C comes; a counter would not be, as Python handles signals before the first line of
-    `__exit__`.
+    Closing stops it, and frees it unless `with` blocks use it; then the last one does. `close` waits for no block:
+    a signal handler that waits until the engine is closed may have interrupted it.
+
+    The engine is freed with the memory that holds its address, of which each user has a view. A view is given back
+    wherever Ctrl-C comes; a counter would not be, as Python handles signals before the first line of `__exit__`.
+
+    Args:
+        address: a `zp_engine **` whose destructor is `zp_engine_release`.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, address: Any) -> None:
         self._pid = os.getpid()
-        self._address = bytearray(ffi.buffer(ffi.new("zp_engine **", engine)))
-        self._to_free = [engine]
+        self._address = ffi.buffer(address)  # None: the engine is stopped.
         self._is_closed = False
 
     def use(self) -> Any:
         """For a `with` block, which gets an array with the C engine as its only element."""
         if os.getpid() != self._pid:
             raise EngineError(errno.ECHILD, "the engine belongs to the parent process; make a new one after fork")
-        if not self._is_closed:
-            try:
-                return ffi.from_buffer("zp_engine *[1]", self._address)
-            except ValueError:  # It is empty: closed a moment ago.
-                pass
-        raise EngineError(errno.ESHUTDOWN, "the engine is closed")
+        address = None if self._is_closed else self._address
+        if address is None:
+            raise EngineError(errno.ESHUTDOWN, "the engine is closed")
+        return ffi.from_buffer("zp_engine *[1]", address)
 
     def close(self) -> None:
         if os.getpid() != self._pid:
             return
         self._is_closed = True
-        while self._address:
-            try:
-                self._address.clear()
-            except BufferError:  # A call uses the engine. Calls are short.
-                time.sleep(_CLOSE_INTERVAL_S)  # If Ctrl-C comes here, the next close() goes on.
-        with contextlib.suppress(IndexError):  # Another thread frees the engine.
-            lib.zp_engine_close(self._to_free.pop())
+        address = self._address
+        if address is not None:
+            with ffi.from_buffer("zp_engine *[1]", address) as engine:
+                lib.zp_engine_stop(engine[0])  # Also waits while another thread stops it. No handler runs meanwhile.
+        self._address = None  # If Ctrl-C came sooner, the next close() does this.
 
 
 class Engine:
@@ -388,22 +387,18 @@ class Engine:
                 "shared_memory": True,
             },
         )
-        result = ffi.new("zp_engine **")
-        try:
-            check_rc(lib.zp_engine_open(config, result), "zp_engine_open")
-            self._handle = _Handle(result[0])
-        except BaseException:
-            if result[0] and not hasattr(self, "_handle"):  # Ctrl-C came in between.
-                lib.zp_engine_close(result[0])
-            raise
-        self._fd: int = lib.zp_engine_fd(result[0])
+        address = ffi.gc(ffi.new("zp_engine **"), lib.zp_engine_release)  # First: Ctrl-C may come at any moment.
+        check_rc(lib.zp_engine_open(config, address), "zp_engine_open")
+        self._handle = _Handle(address)
+        self._fd: int = lib.zp_engine_fd(address[0])
         _open_engines.add(self)
 
     def close(self) -> None:
-        """Ends all attempts as `end_reduce(commit=False)` does, closes all links and frees the engine.
+        """Ends all attempts as `end_reduce(commit=False)` does, and closes all links.
 
-        Waits for calls in progress on other threads, which return soon. Closing twice is legal. In a forked child it
-        does nothing, because the engine belongs to the parent.
+        Waits while another thread closes the engine. Calls in progress, which it does not wait for, fail or find
+        nothing. The engine is freed with the last of them. Closing twice is legal. In a forked child it does nothing,
+        because the engine belongs to the parent.
         """
         self._handle.close()
 
