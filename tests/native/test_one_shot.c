@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <string.h>
 
+#include "early.h"
 #include "engine.h"
 #include "mesh.h"
 
@@ -62,12 +63,12 @@ static uint64_t finish(uint64_t attempt)
 	return events[0].digest;
 }
 
-/* Waits until an engine keeps a frame of an attempt that it has not begun. */
+/* Waits until an engine keeps a frame of the first attempt, which it has not begun. */
 static void early_await(zp_engine *engine)
 {
 	for (int ms = 0;; ms++) {
 		pthread_mutex_lock(&engine->mutex);
-		bool keeps = !zp__list_empty(&engine->early);
+		bool keeps = zp__early_is_kept(engine, 1);
 		pthread_mutex_unlock(&engine->mutex);
 		if (keeps)
 			return;
