@@ -585,28 +585,34 @@ def test_a_neighbour_that_connects_all_the_time_does_not_fill_the_log(
     assert [record.levelname for record in caplog.records] == ["INFO"] * 4
 
 
-def test_outsiders_share_a_quarter_of_the_descriptors(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1: in a run without a secret anybody may have a link to each member, of 128 connections."""
+@pytest.mark.parametrize("counts", [{"x": 12, "y": 1, "m": 5}, {"m": 12, "x": 1, "z": 3, "y": 1}])
+def test_outsiders_leave_a_quarter_of_the_descriptors(
+    loop: PeerLoop, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]
+) -> None:
+    """B1: in a run without a secret anybody may have a link to each member, of 128 connections. Here y is one too many,
+    and m is a member.
+    """
     told: list[events.PeerEvent] = []
-    lost: list[tuple[bytes, int]] = []
+    lost: list[bytes] = []
+    ids = {name: name.encode() * 16 for name in counts}
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
     monkeypatch.setattr(loop._machine, "state", State.MEMBER)
+    monkeypatch.setattr(loop._machine, "members", (Member(ids["m"], 0, "m"),))
     monkeypatch.setattr(loop._machine, "wants_link", lambda peer: True)
     monkeypatch.setattr(loop._machine, "neighbour_name", lambda peer: "one")
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: told.append(event))
-    monkeypatch.setattr(loop._broker, "lose_link", lambda *link: lost.append(link))
-    first, second, member = (bytes([number]) * 16 for number in (1, 2, 3))
-    monkeypatch.setattr(loop._machine, "members", (Member(member, 0, "member"),))
+    monkeypatch.setattr(loop._broker, "lose_link", lambda peer, number: lost.append(peer))
     with contextlib.ExitStack() as theirs:
-        for number, (peer, count) in enumerate(((first, 5), (second, 1), (member, 5))):
+        for name, count in counts.items():
             pairs = [socket.socketpair() for _ in range(count)]
             for _, their in pairs:
                 theirs.enter_context(their)
-            loop._take(NewLink(peer, number, [ours for ours, _ in pairs], None), NOW_NS)
-        up_first, failed, up_member = told
-    assert (up_first, up_member) == (events.LinkUp(first), events.LinkUp(member))
-    assert isinstance(failed, events.LinkFailed) and failed.peer_id == second and "ulimit -n" in failed.reason
-    assert lost == [(second, 1)]
+            loop._take(NewLink(ids[name], 1, [ours for ours, _ in pairs], None), NOW_NS)
+    (failed,) = (event for event in told if isinstance(event, events.LinkFailed))
+    assert "ulimit -n" in failed.reason and [failed.peer_id] == lost == [ids["y"]]
+    assert [event for event in told if event is not failed] == [
+        events.LinkUp(ids[name]) for name in counts if name != "y"
+    ]
 
 
 def test_a_link_that_is_not_wanted_any_more_is_lost(loop: PeerLoop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -840,17 +840,20 @@ class PeerLoop:
         return open_count + count <= share_of_descriptors(2)
 
     def _is_outsider(self, peer_id: bytes) -> bool:
-        """True if this peer is a member and the other one is not: a run without a secret lets anybody come so far."""
-        machine = self._machine
-        return machine.state is State.MEMBER and all(member.peer_id != peer_id for member in machine.members)
+        """True if this peer is a member and the other one is not. Without a secret anybody may come so far."""
+        is_known = self._keys is not None or self._machine.state is not State.MEMBER
+        return not is_known and all(member.peer_id != peer_id for member in self._machine.members)
 
     def _has_room_for_outsider(self, count: int) -> bool:
-        """Whether an outsider may have a link of `count` connections: they share a quarter of the descriptors.
+        """Whether an outsider may have a link of `count` connections.
 
-        A single one may always have its link.
+        Outsiders may take a quarter of the descriptors, and more as long as another quarter stays free. A single one
+        may always have its link.
         """
-        taken = sum(link.ends.connections for peer_id, link in self._links.items() if self._is_outsider(peer_id))
-        return not taken or taken + count <= share_of_descriptors(4)
+        quarter = share_of_descriptors(4)
+        outside = [link.ends.connections for peer_id, link in self._links.items() if self._is_outsider(peer_id)]
+        open_count = sum(link.ends.connections for link in self._links.values())
+        return not outside or sum(outside) + count <= quarter or open_count + count <= 3 * quarter
 
     def _close_link(self, peer_id: bytes) -> None:
         self._rates.queued_us.pop(peer_id, None)
