@@ -4,10 +4,11 @@
  * against messages_queued_bytes_max of the engine. An early frame (early.c) is charged with at least
  * ZP__EARLY_CHARGE_MIN, which bounds their number. At the bound a link gets no more than an equal share of it: its
  * connections whose next frame is a message stop receiving, and TCP pushes back. So no link can take the room of
- * others. If the body of a message does not come, its link is lost (zp__links_check). Messages that are queued, or sent and not acknowledged, count against the same bound per link, or
- * a lower one of the caller, a short one as ZP__SENT_CHARGE_MIN: a peer that asks and does not read the answers would
- * use many times the bound otherwise. At the bound zp_message_post() fails, and a WRITABLE event follows. If a link has
- * no other message, one of any size is accepted. */
+ * others. If the body of a message does not come, its link is lost (zp__links_check). Messages that are queued, or sent
+ * and not acknowledged, count against the same bound per link, or a lower one of the caller, a short one as
+ * ZP__SENT_CHARGE_MIN: a peer that asks and does not read the answers would use many times the bound otherwise. At the
+ * bound zp_message_post() fails, and a WRITABLE event follows. If a link has no other message, one of any size is
+ * accepted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -44,7 +44,7 @@ from zpccl.observe.logs import BoundedLog
 from zpccl.state.digests import DIGEST_BYTES
 from zpccl.state.regions import Region
 from zpccl.state.serving import TokenBucket
-from zpccl.state.transfer import OFFER_ENDED, StateTransfer
+from zpccl.state.transfer import LINK_LOST, OFFER_ENDED, StateTransfer
 from zpccl.state.workers import End, start_thread, wait_for_end
 from zpccl.types import DigestKind
 
@@ -442,9 +442,7 @@ class Prefetch:
 
     def lose_link(self, peer: bytes) -> None:
         """The link to another peer is lost."""
-        transfer = self._forget(peer)
-        if transfer is not None:
-            transfer.lose_link(peer)
+        self._forget(peer, LINK_LOST)
         with self._lock:
             self._linked.discard(peer)
 
@@ -482,19 +480,19 @@ class Prefetch:
             told, _ = self._told.get(peer, (0, None))  # 0: nothing yet, or no offer.
             is_news = told in (0, number) or self._numbers.get(peer) == number
         if is_news:
-            transfer = self._forget(peer)
-            if transfer is not None:
-                transfer.lose_link(peer, OFFER_ENDED)
+            self._forget(peer, OFFER_ENDED)
             with self._lock:
                 self._ask(peer)
 
-    def _forget(self, peer: bytes) -> StateTransfer | None:
-        """Forgets what a peer offers. Returns the transfer that may have asked it for blocks."""
+    def _forget(self, peer: bytes, reason: str) -> None:
+        """Forgets what a peer offers, and asks it for no more blocks."""
         with self._lock:
             self._told.pop(peer, None)
             self._numbers.pop(peer, None)
+            transfer = self._transfer
             self._changed.notify_all()
-            return self._transfer
+        if transfer is not None:
+            transfer.lose_link(peer, reason)
 
     def stop(self) -> None:
         """Makes `run` return soon."""

@@ -50,6 +50,7 @@ from zpccl.types import DigestKind
 
 logger = logging.getLogger("zpccl.state")
 
+LINK_LOST = "the link to it was lost"
 OFFER_ENDED = "its offer has ended"
 """Reason for dropping a source that has done nothing wrong."""
 
@@ -190,7 +191,7 @@ class StateTransfer:
         """
         self.mailbox.put(_Start(attempt_id, sources, partial_seeds, fetch, begin, engine))
 
-    def lose_link(self, peer: bytes, reason: str = "the link to it was lost") -> None:
+    def lose_link(self, peer: bytes, reason: str = LINK_LOST) -> None:
         """Another peer can no longer be reached, for this reason: its outstanding blocks will not come."""
         self.mailbox.put(_LinkLost(peer, reason))
 
