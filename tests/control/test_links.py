@@ -363,7 +363,7 @@ def test_many_names_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Non
             neighbour = Neighbour(b"s" * 16, "silent", names, True, b"")
             hello = LinkHello(RUN, b"o" * 16, neighbour.peer_id, bytes(16), 0, 1)
             task = loop.create_task(dialler.dial_any(neighbour, hello, Secrets(b"", b""), Results()))
-            for _ in range(1000):
+            for _ in range(1000):  # Turns of the loop, not time: nothing tells that it dials no more.
                 await asyncio.sleep(0)
             task.cancel()
 

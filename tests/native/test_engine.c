@@ -195,23 +195,31 @@ static void test_stress(uint32_t thread_count, enum encryption encryption)
 		zp_engine_close(peers[rank].engine);
 }
 
+enum { ELEMENTS = 1 << 20 };
+static int32_t data[PEERS][ELEMENTS], before[ELEMENTS]; /* of attempts that are ended in the middle */
+
+/* Starts an attempt of ELEMENTS elements at all peers: round a ring, or every other two rounds a direct exchange. */
+static void all_start(int round)
+{
+	for (int32_t i = 0; i < ELEMENTS; i++)
+		before[i] = i + 1;
+	for (uint32_t rank = 0; rank < PEERS; rank++) {
+		memcpy(data[rank], before, sizeof before);
+		zp_reduce_plan plan;
+		plan_make(&plan, rank, 1, data[rank], data[rank]);
+		plan.algorithm = round / 2 % 2 ? ZP_DIRECT : ZP_RING;
+		plan.count = ELEMENTS;
+		plan.frame_bytes = 32768;
+		CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
+	}
+}
+
 /* Engines that close while attempts run on the others; links that close in the middle. */
 static void test_sudden_ends(uint32_t thread_count, enum encryption encryption)
 {
-	static int32_t data[PEERS][1 << 20], before[1 << 20];
-	for (size_t i = 0; i < sizeof before / sizeof *before; i++)
-		before[i] = (int32_t)i;
 	for (int round = 0; round < 12; round++) {
 		engines_open(thread_count, encryption);
-		for (uint32_t rank = 0; rank < PEERS; rank++) {
-			memcpy(data[rank], before, sizeof before);
-			zp_reduce_plan plan;
-			plan_make(&plan, rank, 1, data[rank], data[rank]);
-			plan.algorithm = round / 2 % 2 ? ZP_DIRECT : ZP_RING;
-			plan.count = sizeof before / sizeof *before;
-			plan.frame_bytes = 32768;
-			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
-		}
+		all_start(round);
 		uint8_t id[ZP_PEER_ID_BYTES];
 		id_of(1, id);
 		for (int spin = round * 30000; spin; spin--)
@@ -241,36 +249,22 @@ static void test_sudden_ends(uint32_t thread_count, enum encryption encryption)
 /* Stops the engine of rank 1 as soon as others do. Its buffer is then as it was before. */
 static void *stopper(void *argument)
 {
-	const int32_t *const *buffers = argument;
 	pthread_barrier_wait(&barrier);
 	zp_engine_stop(peers[1].engine);
-	CHECK(memcmp(buffers[0], buffers[1], (1 << 20) * sizeof **buffers) == 0);
-	return NULL;
+	CHECK(memcmp(data[1], before, sizeof before) == 0);
+	return argument;
 }
 
 /* Two threads stop an engine in the middle of an attempt, and a third ends the attempt. */
 static void test_stops_at_once(uint32_t thread_count)
 {
-	enum { LARGE = 1 << 20 };
-	static int32_t data[PEERS][LARGE], before[LARGE];
-	for (size_t i = 0; i < LARGE; i++)
-		before[i] = (int32_t)i + 1;
 	for (int round = 0; round < 12; round++) {
 		engines_open(thread_count, NONE);
-		for (uint32_t rank = 0; rank < PEERS; rank++) {
-			memcpy(data[rank], before, sizeof before);
-			zp_reduce_plan plan;
-			plan_make(&plan, rank, 1, data[rank], data[rank]);
-			plan.algorithm = round / 2 % 2 ? ZP_DIRECT : ZP_RING;
-			plan.count = LARGE;
-			plan.frame_bytes = 32768;
-			CHECK(zp_reduce_start(peers[rank].engine, &plan) == 0);
-		}
-		const int32_t *buffers[] = {data[1], before};
+		all_start(round);
 		pthread_t threads[2];
 		pthread_barrier_init(&barrier, NULL, 3);
 		for (int i = 0; i < 2; i++)
-			CHECK(pthread_create(&threads[i], NULL, stopper, buffers) == 0);
+			CHECK(pthread_create(&threads[i], NULL, stopper, NULL) == 0);
 		for (int spin = round * 30000; spin; spin--)
 			__asm__ volatile("" ::: "memory");
 		pthread_barrier_wait(&barrier);
