@@ -165,6 +165,16 @@ static const faults_fault *strike(enum faults_call call)
 		}                                                                                                      \
 	} while (0)
 
+/* The wrapper of a function that fails when it is struck, and else does what it does. */
+#define WRAP(type, name, parameters, arguments, call, failure)                                                         \
+	type __real_##name parameters;                                                                                 \
+	type __wrap_##name parameters;                                                                                 \
+	type __wrap_##name parameters                                                                                  \
+	{                                                                                                              \
+		FAIL_IF_STRUCK(call, failure);                                                                         \
+		return __real_##name arguments;                                                                        \
+	}
+
 /* --- Memory ------------------------------------------------------------------------------------------------------- */
 
 void *__real_malloc(size_t bytes);
@@ -213,31 +223,12 @@ int __wrap_munmap(void *memory, size_t bytes)
 	return __real_munmap(memory, bytes);
 }
 
-int __real_madvise(void *memory, size_t bytes, int advice);
-int __wrap_madvise(void *memory, size_t bytes, int advice);
-int __wrap_madvise(void *memory, size_t bytes, int advice)
-{
-	FAIL_IF_STRUCK(FAULTS_MADVISE, -1);
-	return __real_madvise(memory, bytes, advice);
-}
+WRAP(int, madvise, (void *memory, size_t bytes, int advice), (memory, bytes, advice), FAULTS_MADVISE, -1)
 
 /* --- Descriptors and threads -------------------------------------------------------------------------------------- */
 
-int __real_eventfd(unsigned int value, int flags);
-int __wrap_eventfd(unsigned int value, int flags);
-int __wrap_eventfd(unsigned int value, int flags)
-{
-	FAIL_IF_STRUCK(FAULTS_EVENTFD, -1);
-	return __real_eventfd(value, flags);
-}
-
-int __real_epoll_create1(int flags);
-int __wrap_epoll_create1(int flags);
-int __wrap_epoll_create1(int flags)
-{
-	FAIL_IF_STRUCK(FAULTS_EPOLL_CREATE, -1);
-	return __real_epoll_create1(flags);
-}
+WRAP(int, eventfd, (unsigned int value, int flags), (value, flags), FAULTS_EVENTFD, -1)
+WRAP(int, epoll_create1, (int flags), (flags), FAULTS_EPOLL_CREATE, -1)
 
 int __real_epoll_ctl(int epoll_fd, int operation, int fd, struct epoll_event *event);
 int __wrap_epoll_ctl(int epoll_fd, int operation, int fd, struct epoll_event *event);
@@ -267,13 +258,7 @@ int __wrap_epoll_wait(int epoll_fd, struct epoll_event *events, int count, int t
 	return result;
 }
 
-int __real_pipe(int ends[2]);
-int __wrap_pipe(int ends[2]);
-int __wrap_pipe(int ends[2])
-{
-	FAIL_IF_STRUCK(FAULTS_PIPE, -1);
-	return __real_pipe(ends);
-}
+WRAP(int, pipe, (int ends[2]), (ends), FAULTS_PIPE, -1)
 
 /* The engine's threads wait with it, if they do not with epoll; so do tests. */
 int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
@@ -290,7 +275,7 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 	return result;
 }
 
-ssize_t __real_read(int fd, void *to, size_t bytes);
+WRAP(ssize_t, read, (int fd, void *to, size_t bytes), (fd, to, bytes), FAULTS_READ, -1)
 
 /* A thread that an event wakes is runnable before the call that made the event returns. So who sleeps while it waits for
  * events has seen all of them. */
@@ -314,21 +299,11 @@ void faults_idle_await(void)
 		sched_yield();
 }
 
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *), void *argument);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *), void *argument)
-{
-	FAIL_IF_STRUCK(FAULTS_PTHREAD_CREATE, fault->error);
-	return __real_pthread_create(thread, attributes, main, argument);
-}
-
-int __real_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
-int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
-int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
-{
-	FAIL_IF_STRUCK(FAULTS_PTHREAD_ATFORK, fault->error);
-	return __real_pthread_atfork(prepare, parent, child);
-}
+WRAP(int, pthread_create,
+     (pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *), void *argument),
+     (thread, attributes, main, argument), FAULTS_PTHREAD_CREATE, fault->error)
+WRAP(int, pthread_atfork, (void (*prepare)(void), void (*parent)(void), void (*child)(void)), (prepare, parent, child),
+     FAULTS_PTHREAD_ATFORK, fault->error)
 
 /* --- Sockets ------------------------------------------------------------------------------------------------------ */
 
@@ -344,84 +319,19 @@ int __wrap_fcntl(int fd, int command, ...)
 	return __real_fcntl(fd, command, argument);
 }
 
-int __real_memfd_create(const char *name, unsigned int flags);
-int __wrap_memfd_create(const char *name, unsigned int flags);
-int __wrap_memfd_create(const char *name, unsigned int flags)
-{
-	FAIL_IF_STRUCK(FAULTS_MEMFD, -1);
-	return __real_memfd_create(name, flags);
-}
-
-int __real_ftruncate(int fd, off_t bytes);
-int __wrap_ftruncate(int fd, off_t bytes);
-int __wrap_ftruncate(int fd, off_t bytes)
-{
-	FAIL_IF_STRUCK(FAULTS_FTRUNCATE, -1);
-	return __real_ftruncate(fd, bytes);
-}
-
-int __real_fstat(int fd, struct stat *status);
-int __wrap_fstat(int fd, struct stat *status);
-int __wrap_fstat(int fd, struct stat *status)
-{
-	FAIL_IF_STRUCK(FAULTS_FSTAT, -1);
-	return __real_fstat(fd, status);
-}
-
-int __real_ioctl(int fd, unsigned long request, void *argument);
-int __wrap_ioctl(int fd, unsigned long request, void *argument);
-int __wrap_ioctl(int fd, unsigned long request, void *argument)
-{
-	FAIL_IF_STRUCK(FAULTS_IOCTL, -1);
-	return __real_ioctl(fd, request, argument);
-}
-
-int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *length);
-int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *length);
-int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *length)
-{
-	FAIL_IF_STRUCK(FAULTS_GETSOCKOPT, -1);
-	return __real_getsockopt(fd, level, name, value, length);
-}
-
-int __real_setsockopt(int fd, int level, int name, const void *value, socklen_t length);
-int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t length);
-int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t length)
-{
-	FAIL_IF_STRUCK(FAULTS_SETSOCKOPT, -1);
-	return __real_setsockopt(fd, level, name, value, length);
-}
-
-int __real_getsockname(int fd, struct sockaddr *address, socklen_t *length);
-int __wrap_getsockname(int fd, struct sockaddr *address, socklen_t *length);
-int __wrap_getsockname(int fd, struct sockaddr *address, socklen_t *length)
-{
-	FAIL_IF_STRUCK(FAULTS_GETSOCKNAME, -1);
-	return __real_getsockname(fd, address, length);
-}
-
-int __real_getpeername(int fd, struct sockaddr *address, socklen_t *length);
-int __wrap_getpeername(int fd, struct sockaddr *address, socklen_t *length);
-int __wrap_getpeername(int fd, struct sockaddr *address, socklen_t *length)
-{
-	FAIL_IF_STRUCK(FAULTS_GETPEERNAME, -1);
-	return __real_getpeername(fd, address, length);
-}
-
-ssize_t __wrap_read(int fd, void *to, size_t bytes);
-ssize_t __wrap_read(int fd, void *to, size_t bytes)
-{
-	FAIL_IF_STRUCK(FAULTS_READ, -1);
-	return __real_read(fd, to, bytes);
-}
-
-ssize_t __real_write(int fd, const void *from, size_t bytes);
-ssize_t __wrap_write(int fd, const void *from, size_t bytes);
-ssize_t __wrap_write(int fd, const void *from, size_t bytes)
-{
-	FAIL_IF_STRUCK(FAULTS_WRITE, -1);
-	return __real_write(fd, from, bytes);
-}
+WRAP(int, memfd_create, (const char *name, unsigned int flags), (name, flags), FAULTS_MEMFD, -1)
+WRAP(int, ftruncate, (int fd, off_t bytes), (fd, bytes), FAULTS_FTRUNCATE, -1)
+WRAP(int, fstat, (int fd, struct stat *status), (fd, status), FAULTS_FSTAT, -1)
+WRAP(int, ioctl, (int fd, unsigned long request, void *argument), (fd, request, argument), FAULTS_IOCTL, -1)
+WRAP(int, getsockopt, (int fd, int level, int name, void *value, socklen_t *length), (fd, level, name, value, length),
+     FAULTS_GETSOCKOPT, -1)
+WRAP(int, setsockopt, (int fd, int level, int name, const void *value, socklen_t length),
+     (fd, level, name, value, length), FAULTS_SETSOCKOPT, -1)
+WRAP(int, getsockname, (int fd, struct sockaddr *address, socklen_t *length), (fd, address, length),
+     FAULTS_GETSOCKNAME, -1)
+WRAP(int, getpeername, (int fd, struct sockaddr *address, socklen_t *length), (fd, address, length),
+     FAULTS_GETPEERNAME, -1)
+WRAP(ssize_t, write, (int fd, const void *from, size_t bytes), (fd, from, bytes), FAULTS_WRITE, -1)
 
 /* The first `bytes` bytes of a message, in `pieces`. */
 static struct msghdr cut(const struct msghdr *message, struct iovec pieces[PIECES_MAX], size_t bytes)
