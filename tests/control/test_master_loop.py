@@ -95,6 +95,42 @@ def test_leave_counts_though_the_connection_closed_before_it_was_read(
     assert not any("lost" in text for text in texts)
 
 
+def test_leave_counts_though_the_connection_cannot_be_written_to(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two leave at once: the second one has closed before the master tells it of the first one."""
+    caplog.set_level(logging.INFO, "zpccl.master")
+    hellos = [Hello(name * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",)) for name in (b"p", b"q")]
+    with open_loop(recovery_grace=0) as loop, contextlib.ExitStack() as stack:
+        handle, peers = loop.machine.handle_all, loop.machine.registry.peers
+        first, second = (stack.enter_context(dealer(loop.address)) for _ in hellos)
+        first.send(encode(hellos[0]))
+        until(lambda: len(turn(loop).machine.registry.peers) == 1)
+        second.send(encode(hellos[1]))
+        until(lambda: len(turn(loop).machine.registry.peers) == 2)
+        routing_id = peers[hellos[1].peer_id].connection
+        assert isinstance(routing_id, bytes)
+
+        def is_unreachable() -> bool:
+            try:
+                loop._socket.send_multipart((routing_id, b""))
+            except zmq.ZMQError as error:
+                return error.errno == zmq.EHOSTUNREACH
+            return False
+
+        def handle_once_second_has_closed(batch: Sequence[Any], now_ns: int) -> Any:
+            monkeypatch.undo()
+            second.send(encode(Leave()))
+            second.close(linger=WAIT_S * 1000)
+            until(is_unreachable)
+            return handle(batch, now_ns)
+
+        monkeypatch.setattr(loop.machine, "handle_all", handle_once_second_has_closed)
+        first.send(encode(Leave()))
+        until(lambda: not turn(loop).machine.registry.peers)
+    assert sum(record.getMessage().endswith(" left") for record in caplog.records) == 2
+
+
 def test_metrics_are_there_as_soon_as_the_master_is() -> None:
     """A reader that comes right after the master has begun to listen finds all series."""
     seen: list[Snapshot] = []

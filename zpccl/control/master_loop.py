@@ -14,8 +14,9 @@ CLOSED_CONNECTIONS_MAX have closed after it.
 If two connections have had the same descriptor, the numbers that libzmq gave them tell which is the earlier one. ZMTP
 allows a client to name its connection itself. The messages of such a connection are dropped: it could pass for the
 later one, and the other one for closed.
-A connection that cannot be written to counts as closed after the messages that were taken in the same turn. Messages
-that libzmq still holds from a connection that was shut down are dropped, since there may be many.
+A connection that cannot be written to counts as closed after the messages of the next turn: it may have closed with a
+Leave that has not been taken yet. Messages that libzmq still holds from a connection that was shut down are dropped,
+since there may be many.
 
 With a secret, libzmq admits only connections whose key the ZAP handler allows, and each message carries that key. A
 connection whose key was removed from the allow list is not closed at once; its messages are dropped.
@@ -169,7 +170,7 @@ class MasterLoop:
         self._parts: list[zmq.Frame] = []  # The first parts of that message.
         self._wire_bytes = 0
         self._outgoing: Outgoing[bytes, bytes | zmq.Frame] = Outgoing()  # By routing id.
-        self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to, in order.
+        self._unreachable: dict[bytes, None] = {}  # Connections that could not be written to; the next turn ends them.
         self._accepted_count = 0
         self._unheard_count = 0
         self._traffic = Traffic()
@@ -231,7 +232,7 @@ class MasterLoop:
                 now_ns = time.monotonic_ns()
                 while not self._is_stopping:
                     tick_ns = self.machine.deadline_ns()
-                    waiter.wait(poll_timeout_ms(self._deadline_ns(tick_ns), now_ns))
+                    waiter.wait(0 if self._unreachable else poll_timeout_ms(self._deadline_ns(tick_ns), now_ns))
                     woken_ns = time.monotonic_ns()
                     self._run_once(woken_ns, tick_ns)
                     self.inflow.look(woken_ns)
@@ -307,7 +308,8 @@ class MasterLoop:
             self.inflow.drained()
             self._known.difference_update(self._gone)
             self._gone.clear()
-        batch += map(ConnectionClosed, closed)
+        unreachable = list(self._unreachable)
+        batch += map(ConnectionClosed, dict.fromkeys((*closed, *unreachable)))
         if tick_ns is not None and now_ns >= tick_ns:
             batch.append(Tick())
         for routing_id in closed:
@@ -315,10 +317,7 @@ class MasterLoop:
         if batch:
             self._handle(batch, now_ns)
         self._flush(now_ns)
-        while self._unreachable:
-            routing_id = next(iter(self._unreachable))
-            self._handle((ConnectionClosed(routing_id),), now_ns)
-            self._flush(now_ns)
+        for routing_id in unreachable:
             del self._unreachable[routing_id]
 
     def _reload(self, now_ns: int) -> None:
