@@ -526,6 +526,23 @@ def test_all_engines_are_closed_at_the_end_though_another_one_is_made() -> None:
             engine.poll()
 
 
+KEPT = """
+import logging, sys, zpccl
+with zpccl.MasterNode("127.0.0.1:0") as master:
+    logging.kept = comm = zpccl.Communicator(master.address)
+    comm.connect()
+    if sys.argv[1] == "closed":
+        comm.close()
+"""
+
+
+@pytest.mark.parametrize("state", ["closed", "open"])
+def test_a_communicator_that_lives_longer_than_the_modules_is_dropped_in_silence(state: str) -> None:
+    """A module that was imported earlier keeps it, as torch keeps the group of a model in DDP."""
+    done = subprocess.run([sys.executable, "-c", KEPT, state], capture_output=True, text=True, timeout=60, check=True)
+    assert not done.stderr
+
+
 FORKING = """
 import os, sys, tempfile
 from datetime import timedelta

@@ -335,7 +335,8 @@ class PeerLoop:
     def drop(self) -> None:
         """Leaves the run without waiting: garbage may be collected in a thread that the end would wait for."""
         self.is_dropped = True
-        self._leave()
+        if not self._is_closed:  # The interpreter, as it ends, drops some only after it has cleared the modules.
+            self._leave()
 
     def abandon(self) -> None:
         """Ends everything if the thread has not begun."""
