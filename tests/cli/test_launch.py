@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.harness import HANG_SECONDS
+from e2e.harness import HANG_SECONDS, until
 
 from zpccl.cli.launch import Chaos, Launcher, parse_chaos
 from zpccl.cli.main import main
@@ -160,6 +161,22 @@ def test_what_nobody_reads_ends_all() -> None:
         assert process.wait(HANG_SECONDS) == 128 + signal.SIGPIPE
 
 
+def test_ctrl_c_while_nobody_reads_the_output() -> None:
+    """L1: as with `zpccl launch ... | less`, when the pipe between them is full."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    line = "x" * (page - len("[0] \n"))
+    with launch("-n", "2", "--", "bash", "-c", f"while true; do echo {line}; done") as process:
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        assert fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, page) == page
+        until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == page.to_bytes(4, sys.byteorder), "it is full")
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(HANG_SECONDS) == 130
+        finally:
+            process.kill()
+
+
 def test_a_closed_output() -> None:
     """As in `zpccl launch ... >&-`: the processes run, and their output goes nowhere."""
     command = [sys.executable, "-m", "zpccl.cli.main", "launch", "-n", "1", "--master", "127.0.0.1:1", "--"]
@@ -169,7 +186,9 @@ def test_a_closed_output() -> None:
     assert (done.returncode, done.stderr) == (3, b"")
 
 
-def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_on_writing_after_its_parent_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L1: a program leaves a process behind, which writes more quickly than the launcher reads."""
     read = os.read
 
@@ -180,9 +199,10 @@ def test_who_goes_on_writing_after_its_parent_is_not_waited_for(monkeypatch: pyt
         return data
 
     monkeypatch.setattr(os, "read", read_and_refill)
-    output = io.BytesIO()
-    assert Launcher(["sh", "-c", "echo once; exit 3"], 1, "example.org:1", Chaos(), output).run() == 3
-    assert output.getvalue().startswith(b"[0] once\n") and b"status 3" in output.getvalue()
+    with (tmp_path / "output").open("wb") as output:
+        assert Launcher(["sh", "-c", "echo once; exit 3"], 1, "example.org:1", Chaos(), output).run() == 3
+    written = (tmp_path / "output").read_bytes()
+    assert written.startswith(b"[0] once\n") and b"status 3" in written
 
 
 def test_the_end_of_the_terminal_ends_all() -> None:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import random
 import re
+import select
 import selectors
 import signal
 import socket
@@ -195,8 +196,7 @@ class Launcher:
         while self._children:
             for key, _ in self._selector.select(self._seconds_left()):
                 key.data()
-            while self._signals:
-                self._stop(self._signals.pop(0))
+            self._take_signals()
             now_s = time.monotonic()
             if self._kill_at_s is not None and now_s >= self._kill_at_s:
                 self._kill_all()
@@ -216,6 +216,10 @@ class Launcher:
     def _on_signal(self, number: int, frame: object) -> None:
         del frame
         self._signals.append(number)
+
+    def _take_signals(self) -> None:
+        while self._signals:
+            self._stop(self._signals.pop(0))
 
     def _stop(self, number: int) -> None:
         """Ends all processes: passes the first signal on, and kills at a second one. Many programs ignore SIGPIPE, so
@@ -261,14 +265,23 @@ class Launcher:
         return len(data)
 
     def _write(self, child: _Child, line: bytes) -> None:
+        data = b"[%d] %s\n" % (child.number, line)
         try:
-            self._output.write(b"[%d] %s\n" % (child.number, line))
-            self._output.flush()
+            while data:
+                self._wait_for_reader()
+                data = data[os.write(self._output.fileno(), data[: select.PIPE_BUF]) :]
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # The pipe, or the terminal, has been closed.
                 raise
             discard(self._output)
             self._signals.append(signal.SIGPIPE)
+
+    def _wait_for_reader(self) -> None:
+        """Waits until the output takes PIPE_BUF bytes. If a signal ends all meanwhile, the rest of it is discarded."""
+        while not select.select([], [self._output], [], limits.SIGNAL_CHECK_INTERVAL_NS / limits.SECOND)[1]:
+            self._take_signals()
+            if self._is_stopping:
+                discard(self._output)
 
     def _on_exit(self, child: _Child) -> None:
         status = child.process.wait()
