@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from e2e.harness import HANG_SECONDS, until
@@ -143,6 +145,23 @@ def test_who_joins_too_late_is_ended(tmp_path: Path) -> None:
     )
     status, lines = output_of("-n", "2", "--chaos", "join=0.3s", "--", "sh", "-c", program)
     assert status == 0 and lines[-1].endswith("killed, as it came too late")
+
+
+def test_a_launcher_that_has_stood_still_makes_up_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stood still (Ctrl-Z, or nobody read its output) for as long as 100 processes take to join."""
+    go, pid = tmp_path / "go", tmp_path / "pid"
+    waits = f"until [ -e {go} ]; do sleep 0.02; done"
+    joins = f"touch {go}; while kill -0 $(cat {pid}); do sleep 0.02; done"
+    program = f'if [ "$RANK" ]; then echo $$ >{pid}; echo ready; {waits}; else {joins}; fi; exit 0'
+    written = tmp_path / "output"
+
+    def jumping_s() -> float:
+        return time.monotonic() + (10_000.0 if "ready" in written.read_text() else 0.0)
+
+    monkeypatch.setattr("zpccl.cli.launch.time", SimpleNamespace(monotonic=jumping_s))
+    with written.open("wb") as output:
+        Launcher(["sh", "-c", program], 1, "example.org:1", Chaos(join_s=100.0), output).run()
+    assert written.read_text().count(" joins") == 1
 
 
 def test_long_lines_are_cut() -> None:

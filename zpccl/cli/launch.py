@@ -205,7 +205,7 @@ class Launcher:
                 self._end_late()
             for action, (at_s, interval_s) in list(self._timers.items()):
                 if now_s >= at_s and not self._is_over:
-                    self._timers[action] = at_s + interval_s, interval_s
+                    self._timers[action] = now_s + interval_s, interval_s  # If it is late, nothing is made up for.
                     action()
 
     def _seconds_left(self) -> float | None:
