@@ -109,6 +109,8 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _keygen(name: str | None, out: str | None) -> int:
+    if sys.stdout is None and (name is not None or out is None):
+        raise InvalidArgument("the standard output is closed, so nobody would learn the key")
     if name is None:
         secret = new_secret()
         if out is None:
