@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import select
+import signal
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
 from e2e.harness import HANG_SECONDS
+from interpreter import handling
 
 from zpccl import limits
 from zpccl.control.dial_back import TOKEN_HALF_BYTES, DialBacks
@@ -52,6 +55,20 @@ def test_who_shows_half_of_the_token_gets_the_other(dials: DialBacks, listener: 
         assert visitor.recv(100) == REST
         assert visitor.recv(100) == b"", "it is closed"
     assert dials.deadline_ns() is None
+
+
+def test_a_visitor_that_ends_too_soon_causes_no_signal(dials: DialBacks, listener: socket.socket) -> None:
+    """Its half of the token is there, but its connection is reset. The default handler of SIGPIPE ends the program."""
+    signals: list[int] = []
+    assert dials.dial(HOST, port_of(listener), TOKEN, 0)
+    visitor, _ = listener.accept()
+    with visitor:
+        visitor.sendall(HALF)
+        visitor.shutdown(socket.SHUT_WR)
+        visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with handling(signal.SIGPIPE, lambda number, _: signals.append(number)):
+        serve_next(dials)
+    assert not signals
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-", b"", HALF[:-1], REST])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
-from brokers import Broker
+from brokers import RUN, Broker
 from e2e.harness import HANG_SECONDS
-from e2e.strangers import is_dropped
+from e2e.strangers import is_dropped, read
+from interpreter import handling
 
 from zpccl import limits
 from zpccl.control.addresses import _SO_PASSRIGHTS, listen_locally, local_address
+from zpccl.control.handshake import SIGNAL_BYTES, LinkHello
 from zpccl.engine.ciphers import Cipher
 from zpccl.protocol.messages import Neighbour
 
@@ -174,3 +177,22 @@ def test_a_sandbox_without_unix_sockets_leaves_tcp(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("zpccl.control.addresses.socket.socket", refuse)
     assert listen_locally(b"one".ljust(16, b".")) is None
+
+
+def test_strangers_that_end_too_soon_cause_no_signal() -> None:
+    """S6: the default handler of SIGPIPE ends the program; many programs set it for the sake of `| head`."""
+    hello = LinkHello(RUN, b"s" * 16, b"another peer".ljust(16), bytes(16), 0, 1).encode(b"")
+    signals: list[int] = []
+    with (
+        contextlib.closing(Broker("one", COUNT, local=True)) as one,
+        handling(signal.SIGPIPE, lambda number, _: signals.append(number)),
+    ):
+        for _ in range(100):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(local_address(one.peer_id))
+                stranger.sendall(hello)
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(local_address(one.peer_id))
+            last.sendall(hello)
+            read(last, SIGNAL_BYTES)
+    assert not signals

@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import errno
 import itertools
+import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 from engine_mesh import until
+from interpreter import handling
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -229,6 +232,22 @@ def test_a_client_that_keeps_its_connection_open_holds_up_no_end(said: bytes) ->
         closing.start()
         closing.join(30)
         assert not closing.is_alive()
+
+
+def test_clients_that_end_too_soon_cause_no_signal() -> None:
+    """The default handler of SIGPIPE ends the program."""
+    signals: list[int] = []
+    server = MetricsServer("127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    with handling(signal.SIGPIPE, lambda number, _: signals.append(number)):
+        for _ in range(50):
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()
+        until(lambda: server._server._slots._value == limits.METRICS_CONNECTIONS_MAX)
+    assert not signals
 
 
 def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class DialBacks:
         """Sends the second half of the token if the first one came whole: a host of ours sends it in one piece."""
         with contextlib.suppress(OSError):  # Refused, or closed.
             if connection.recv(TOKEN_HALF_BYTES) == dial.token[:TOKEN_HALF_BYTES]:
-                connection.send(dial.token[TOKEN_HALF_BYTES:])
+                connection.send(dial.token[TOKEN_HALF_BYTES:], socket.MSG_NOSIGNAL)
 
     def _end(self, dial: _Dial) -> None:
         assert dial.connection is not None

@@ -38,6 +38,7 @@ import errno
 import logging
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -297,6 +298,8 @@ class LinkBroker:
     def _run(self) -> None:
         if not self._has_begun.acquire(blocking=False):
             return
+        # Otherwise a connection that ends at the wrong moment would end a program that has not left SIGPIPE ignored.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._accept_until_stopped())

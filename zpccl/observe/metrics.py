@@ -8,6 +8,7 @@ snapshot that the master's loop has published. Replacing the reference to it is 
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 import threading
 import time
@@ -206,6 +207,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves the request, in the thread."""
+        # Otherwise a client that ends at the wrong moment would end a program that has not left SIGPIPE ignored.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
             super().process_request_thread(request, client_address)
         finally:
