@@ -149,6 +149,9 @@ PEER_SILENCE_NS = 60 * SECOND
 LOG_LINES_MAX = 2000
 """Log lines of a master, or a member, about its peers per REFUSALS_LOGGED_INTERVAL; the rest is counted. Half are for
 warnings and errors."""
+LOG_WAIT_NS = 100 * MS
+"""How long a thread waits to write a line while another one writes, which takes no time, or was interrupted by a signal
+handler that waits in turn."""
 
 HEARTBEAT_TIMEOUT_NS = 10 * SECOND
 """A silent host is noticed within this time."""

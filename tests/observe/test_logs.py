@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 
 import pytest
 from e2e.harness import HANG_SECONDS
@@ -78,7 +79,23 @@ def test_a_log_that_nobody_reads() -> None:
         assert read == (b"x" * 999 + b"\n") * count
         emit("read")
         emit("again")
-        assert lines.read(1 << 20) == b"3 lines were left out here: nobody read them\nread\nagain\n"
+        assert lines.read(1 << 20) == b"3 lines were left out here: they could not be written\nread\nagain\n"
+
+
+def test_a_line_that_a_signal_handler_interrupts_holds_up_no_other_thread() -> None:
+    """L1: the handler closes a peer, and waits for its thread, which logs."""
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as lines, open(writer, "wb", buffering=0):
+        handler = NonBlockingHandler(writer)
+        record = logging.LogRecord("zpccl", logging.INFO, "", 0, "text", (), None)
+        handler.acquire()  # As while a line is written.
+        thread = threading.Thread(target=handler.handle, args=(record,), daemon=True)
+        thread.start()
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive()
+        handler.release()
+        handler.handle(record)
+        assert lines.read(1 << 20) == b"1 lines were left out here: they could not be written\ntext\n"
 
 
 def test_a_log_whose_reader_has_ended() -> None:

@@ -55,11 +55,28 @@ class NonBlockingHandler(logging.Handler):
         self._room.register(descriptor, select.POLLOUT)
         self._left_out = 0
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Writes a line, as the base class does, but does not wait for the lock: the main thread may hold it while a
+        signal handler closes a peer, and so waits for a thread that logs.
+        """
+        is_wanted = bool(self.filter(record))
+        if is_wanted and self.lock is not None:
+            if self.lock.acquire(timeout=limits.LOG_WAIT_NS / limits.SECOND):
+                try:
+                    self.emit(record)
+                finally:
+                    self.lock.release()
+            else:
+                self._left_out += 1
+        return is_wanted
+
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line, and before it how many were left out."""
         try:
             line = f"{self.format(record)}\n"
-            if self._left_out and not self._write(f"{self._left_out} lines were left out here: nobody read them\n"):
+            if self._left_out and not self._write(
+                f"{self._left_out} lines were left out here: they could not be written\n"
+            ):
                 self._left_out += 1
                 return
             self._left_out = 0 if self._write(line) else 1
