@@ -308,7 +308,12 @@ class Communicator(Collectives):
 
     @public
     def close(self) -> None:
-        """Leaves the run: the others go on without this peer at once. Calls in flight fail. May be called twice."""
+        """Leaves the run: the others go on without this peer at once. Calls in flight fail. May be called twice.
+
+        A signal handler may call it. But if handlers of `logging` that the program has made get the log of zpccl, the
+        signal may come while this thread holds the lock of one. The thread of this peer then waits for it without end.
+        In such a program, raise an exception in the signal handler, and close where it is caught.
+        """
         if self._pid != os.getpid():
             return  # The run belongs to the parent.
         with self._lock:
