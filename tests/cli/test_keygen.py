@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_no_file(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_public_key_that_cannot_be_printed_leaves_no_file(tmp_path: Path) -> None:
     """Nothing prints it a second time, so the command has to be given again."""
-    command = [sys.executable, "-m", "zpccl.cli.main", "keygen", "--peer", "alice", "--out", str(tmp_path / "key")]
+    command = [sys.executable, "-m", "zpccl", "keygen", "--peer", "alice", "--out", str(tmp_path / "key")]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "zpccl: [Errno 28] No space left on device\n")

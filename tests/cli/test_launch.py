@@ -27,7 +27,7 @@ HELLO = Path(__file__).parents[2] / "examples" / "hello.py"
 
 
 def launch(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "zpccl.cli.main", "launch", *map(str, arguments)]
+    command = [sys.executable, "-m", "zpccl", "launch", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -198,7 +198,7 @@ def test_ctrl_c_while_nobody_reads_the_output() -> None:
 
 def test_a_closed_output() -> None:
     """As in `zpccl launch ... >&-`: the processes run, and their output goes nowhere."""
-    command = [sys.executable, "-m", "zpccl.cli.main", "launch", "-n", "1", "--master", "127.0.0.1:1", "--"]
+    command = [sys.executable, "-m", "zpccl", "launch", "-n", "1", "--master", "127.0.0.1:1", "--"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command, "sh", "-c", "echo hi; exit 3"], stderr=subprocess.PIPE
     )

@@ -141,7 +141,3 @@ def _write_private(path: Path, text: str) -> None:
     except OSError as error:  # The disk is full. A truncated file would block the next try.
         path.unlink(missing_ok=True)
         raise InvalidArgument(f"cannot write {path}: {error.strerror}") from error
-
-
-if __name__ == "__main__":
-    sys.exit(main())
