@@ -702,9 +702,10 @@ class PeerLoop:
                 self._post(events.ReduceDone(effect.attempt_id))
         except (OSError, PCCLError, MemoryError, RuntimeError) as error:  # RuntimeError: torch is out of memory.
             reason = getattr(error, "strerror", None) or getattr(error, "message", None) or error
-            text = f"{self.options.name} cannot start: {reason}"
-            if getattr(error, "errno", None) != errno.ENOTCONN:  # A link may come back.
-                call.fault = text
+            if getattr(error, "errno", None) == errno.ENOTCONN:
+                text = f"{self.options.name} has just lost a link that the call needs"  # It may come back.
+            else:
+                text = call.fault = f"{self.options.name} cannot start: {reason}"
             self._post(events.ReduceDone(effect.attempt_id, error=text))
 
     def _withhold_digest(self, call: PendingCall, now_ns: int) -> None:
