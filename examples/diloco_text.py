@@ -299,7 +299,7 @@ def main() -> int:
         "--quantize", choices=QUANTIZE, default="none", help="send outer gradients with 8 bits per element"
     )
     parser.add_argument("--min-peers", type=int, default=2, help="wait while there are fewer; 1: go on alone")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="write it after every outer step")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="this peer's, written after every outer step")
     parser.add_argument("--resume", action="store_true", help="start from the checkpoint")
     parser.add_argument("--progress", action="store_true", help="show progress bars of long transfers; needs rich")
     parser.add_argument("--seed", type=int, default=0, help="seed of the parameters and of the training windows")

@@ -82,7 +82,8 @@ class Communicator(Collectives):
             turn out to limit these. The peer that dials decides, which is mostly the one that joined later.
         advertise: "host" or "host:port" where others reach this peer, in addition to the addresses of its interfaces
             (ZPCCL_ADVERTISE).
-        listen: "host:port" or "host:first-last" to listen on for other peers (ZPCCL_LISTEN).
+        listen: "host", "host:port" or "host:first-last" to listen on for other peers; without a host, on all interfaces
+            (ZPCCL_LISTEN).
         name: name of this peer in logs and errors; "hostname:pid" if left out (ZPCCL_NAME).
         heartbeat_timeout: seconds of silence after which the peer treats the master as unreachable.
         master_timeout: seconds that calls wait for an unreachable master.

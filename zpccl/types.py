@@ -217,7 +217,7 @@ class Algorithm(enum.IntEnum):
     AUTO = 0
     """One of the others: the master chooses by the size, the number of peers and their paths."""
     RING = 1
-    """A ring: each peer communicates with its two neighbours only. 2 (N - 1) hops, and as many roundings of a quantised
+    """A ring: each peer communicates with its two neighbours only. 2 (N - 1) hops, and N roundings of a quantised
     tensor."""
     DIRECT = 2
     """A direct exchange: each peer sends every other peer the chunk that the other one owns, and gets it back reduced.

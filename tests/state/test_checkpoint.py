@@ -508,7 +508,7 @@ def test_two_at_a_time_are_refused(path: Path) -> None:
 
     def save_again(progress: zpccl.Progress) -> None:
         if not progress.is_done:
-            with pytest.raises(zpccl.InvalidUsage, match="another"):
+            with pytest.raises(zpccl.InvalidUsage, match="give each one its own file"):
                 state_of(arrays, 2).save_state(path)
             refused.append(True)
 

@@ -36,7 +36,7 @@ def parse_address(text: str, *, what: str = "address") -> tuple[str, int]:
         raise InvalidArgument(f"{what} {text!r} has more than {limits.ADDRESS_CHARS_MAX} characters")
     match = _ADDRESS.match(str(text))
     if match is None or int(match["port"]) > 65535 or not _is_ipv6(match["v6"] or "::"):
-        raise InvalidArgument(f'{what} {text!r} is not of the form "host:port" or "[ipv6]:port"')
+        raise InvalidArgument(f'{what} {text!r} is not of the form "host:port" or "[ipv6]:port", up to port 65535')
     return match["v6"] or match["host"], int(match["port"])
 
 
@@ -127,7 +127,7 @@ def parse_listen(text: str | None) -> tuple[str, range]:
         host, ports = text, f"{limits.PEER_PORT_FIRST}-{limits.PEER_PORT_FIRST + limits.PEER_PORT_COUNT - 1}"
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", ports)
     if match is None or int(match[2] or match[1]) > 65535 or int(match[2] or match[1]) < int(match[1]):
-        raise InvalidArgument(f'listen {text!r} is not of the form "host:port" or "host:first-last"')
+        raise InvalidArgument(f'listen {text!r} is not of the form "host:port" or "host:first-last", up to port 65535')
     if ":" in host and not host.startswith("["):
         raise InvalidArgument(f'listen {text!r} has an IPv6 address without brackets; write "[ipv6]:port" or "[ipv6]"')
     return host.strip("[]"), range(int(match[1]), int(match[2] or match[1]) + 1)

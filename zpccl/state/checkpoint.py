@@ -187,7 +187,7 @@ def _create_locked(name: str) -> int:
             raise OSError(errno.EINVAL, "it exists and is not a regular file", name)
         # The previous holder of the lock may have renamed the file meanwhile: then it is the checkpoint.
         if not _lock(descriptor) or not _is_name_of(descriptor, name):
-            raise InvalidUsage(f"another thread or process is writing {name}")
+            raise InvalidUsage(f"another thread or process is writing {name}; give each one its own file")
         os.ftruncate(descriptor, 0)
     except BaseException:
         os.close(descriptor)
