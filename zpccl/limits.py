@@ -225,6 +225,8 @@ RUN_MEMORY_NS = 30 * SECOND
 MINORITY_WAIT_NS = 30 * SECOND
 """How long a restarted master of a run with one address waits for a quorum before it goes on with the connected
 members. The other members may have removed these, and hold a later revision."""
+EXPECTED_TIMEOUT_NS = MINORITY_WAIT_NS + STRANGER_TIMEOUT_NS
+"""Like STRANGER_TIMEOUT, for a peer that is to report: it may wait for the master to go on with the run."""
 PLANS_AHEAD_MAX = 1024
 """Tags with plans ahead, handed out by a master or kept by a peer. The oldest are dropped."""
 PLANS_AHEAD_AT_TAG_MAX = 16

@@ -174,6 +174,17 @@ def test_who_does_not_register_goes_after_a_while(bench: Bench) -> None:
     assert silent.is_cut() and not member.is_cut()
 
 
+def test_who_waits_for_a_recovering_master_stays(bench: Bench) -> None:
+    """L3: a restarted master may wait for a quorum for longer than a stranger may stay."""
+    pair = bench.connect(b"a", Standing.EXPECTED)
+    bench.look()
+    for _ in range(limits.MINORITY_WAIT_NS // limits.SECOND):
+        bench.look(limits.SECOND)
+        assert not pair.is_cut()
+    bench.look(limits.EXPECTED_TIMEOUT_NS)
+    assert pair.is_cut()
+
+
 def test_who_is_removed_from_the_run_goes_after_a_while(bench: Bench) -> None:
     pair = bench.connect(b"a", Standing.MEMBER)
     pair.say(limits.MIB)

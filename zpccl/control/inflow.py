@@ -301,15 +301,21 @@ class Inflow:
             total -= connection.held
 
     def _bound_strangers(self, now_ns: int) -> None:
-        """Shuts down strangers after STRANGER_TIMEOUT, and the oldest ones if there are too many."""
+        """Shuts down strangers after STRANGER_TIMEOUT, peers that are to report later, and the oldest of too many."""
         for connection in list(self._unregistered):
             is_late = now_ns - connection.since_ns >= limits.STRANGER_TIMEOUT_NS
             if not is_late and len(self._unregistered) <= self._strangers_max:
                 break
             self._judge(connection, now_ns)
-            if connection in self._unregistered:
-                reason = "it has not registered" if is_late else "too many connections have not registered"
-                self._cut(connection, reason, now_ns)
+            if connection not in self._unregistered:
+                continue
+            may_wait = now_ns - connection.accepted_ns < limits.EXPECTED_TIMEOUT_NS
+            if is_late and may_wait and connection.standing is Standing.EXPECTED:
+                connection.since_ns = now_ns
+                self._unregistered[connection] = self._unregistered.pop(connection)  # Behind all others.
+                continue
+            reason = "it has not registered" if is_late else "too many connections have not registered"
+            self._cut(connection, reason, now_ns)
 
     def _hold_back(self, is_holding_back: bool) -> None:
         """Makes the kernel drop all packets to the listening port, or accept them again."""
