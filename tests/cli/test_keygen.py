@@ -63,7 +63,7 @@ def test_a_public_key_that_cannot_be_printed_leaves_no_file(tmp_path: Path) -> N
 def test_a_key_that_would_go_nowhere_is_not_made(arguments: list[str], tmp_path: Path) -> None:
     """As in `zpccl keygen >&-`: print() would do nothing, and the command would seem to have succeeded."""
     arguments = [*arguments, str(tmp_path / "key")] if arguments else []
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "zpccl.cli.main", "keygen", *arguments]
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "zpccl", "keygen", *arguments]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2 and "standard output is closed" in done.stderr
     assert not list(tmp_path.iterdir())
