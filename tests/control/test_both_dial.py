@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from brokers import RUN, Broker, say_hello, shake_hands
 from e2e.harness import HANG_SECONDS, until
-from e2e.strangers import raw, read
+from e2e.strangers import raw, read, reset_when_closed
 
 from zpccl import limits
 from zpccl.control.addresses import listen_on_first_free
@@ -271,7 +270,7 @@ def test_a_connection_that_is_reset_before_it_is_adopted_is_closed() -> None:
     with brokers("b") as (b,), socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname())
         far, _ = listener.accept()
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset_when_closed(far)
         far.close()
         until(lambda: near.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0, "the reset")
         adopted = asyncio.run_coroutine_threadsafe(b.broker._adopt(near, b""), b.broker._loop)

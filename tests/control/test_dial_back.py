@@ -5,11 +5,11 @@ from __future__ import annotations
 import select
 import signal
 import socket
-import struct
 from collections.abc import Iterator
 
 import pytest
 from e2e.harness import HANG_SECONDS
+from e2e.strangers import reset_when_closed
 from interpreter import handling
 
 from zpccl import limits
@@ -65,7 +65,7 @@ def test_a_visitor_that_ends_too_soon_causes_no_signal(dials: DialBacks, listene
     with visitor:
         visitor.sendall(HALF)
         visitor.shutdown(socket.SHUT_WR)
-        visitor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        reset_when_closed(visitor)
     with handling(signal.SIGPIPE, lambda number, _: signals.append(number)):
         serve_next(dials)
     assert not signals

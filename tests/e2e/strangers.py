@@ -42,6 +42,11 @@ def raw(address: str) -> socket.socket:
     return socket.create_connection(parse_address(address), harness.HANG_SECONDS)
 
 
+def reset_when_closed(connection: socket.socket) -> None:
+    """Makes the end of a connection a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 def read(connection: socket.socket, size: int) -> bytes:
     """Waits for `size` bytes, and returns them."""
     data = b""

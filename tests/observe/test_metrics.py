@@ -7,7 +7,6 @@ import errno
 import itertools
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from socketserver import TCPServer
 from typing import Any
 
 import pytest
+from e2e.strangers import reset_when_closed
 from engine_mesh import until
 from interpreter import handling
 from prometheus_client import CollectorRegistry, generate_latest
@@ -244,7 +244,7 @@ def test_clients_that_end_too_soon_cause_no_signal() -> None:
             with socket.create_connection((host, int(port))) as client:
                 client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                 client.shutdown(socket.SHUT_WR)
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset_when_closed(client)
         server.close()
         until(lambda: server._server._slots._value == limits.METRICS_CONNECTIONS_MAX)
     assert not signals
