@@ -337,7 +337,7 @@ LINK_WAIT_TIMEOUT_NS = 10 * SECOND
 """How long a plan waits for links if none is possible without them, and how long a joiner waits for its links."""
 AWAY_EXCUSE_MAX_NS = 60 * SECOND
 """How long members that are cut off, joiners and stragglers stay because a member was away during each wait, and may
-have links or votes that the master has not heard of."""
+have links or votes that the master has not heard of; also how long joiners stay because new links come up."""
 LINK_SUSPECT_NS = 60 * SECOND
 """How long a link that failed an attempt is avoided, if a ring exists without it."""
 LINK_FAILING_MAX_NS = 20 * SECOND

@@ -659,6 +659,19 @@ def test_a_member_that_comes_and_goes_does_not_keep_joiners_for_ever() -> None:
     assert bench.names() == "ab"
 
 
+def test_a_link_that_comes_and_goes_does_not_keep_a_joiner_for_ever() -> None:
+    """L1, S6: the link of b and j comes up at one end only, and breaks at once, again and again."""
+    bench = bench_of("ab")
+    bench.register("j")
+    begun_ns = bench.now_ns
+    while bench.pending():
+        bench.say("b", Linked(pids("aj")))
+        bench.say("b", Linked(pids("a")))
+        bench.tick(limits.LINK_WAIT_TIMEOUT_NS // 2)
+        assert bench.now_ns - begun_ns <= limits.AWAY_EXCUSE_MAX_NS + 3 * limits.LINK_WAIT_TIMEOUT_NS
+    assert bench.now_ns - begun_ns > limits.AWAY_EXCUSE_MAX_NS and bench.names() == "ab"
+
+
 def test_an_outage_is_excused_though_another_group_has_been_excused_for_long() -> None:
     """L2: x comes and goes for ever. b is away once, and its link is up again."""
     bench = bench_of("abc")

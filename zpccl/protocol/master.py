@@ -581,7 +581,8 @@ class MasterMachine:
         come = self.registry.peers_of_bits(linked & ~peer.linked)
         if peer.is_member:  # Joiners with a new link get more time: many links take longer than one wait.
             for other in come:
-                if other.group == peer.group and other.unlinked_ns is not None:
+                is_waiting = other.group == peer.group and other.unlinked_ns is not None
+                if is_waiting and self._may_wait_again(other.peer_id, now_ns):
                     other.unlinked_ns = now_ns
         peer.linked = linked
         peer.witnesses.clear()
@@ -747,9 +748,9 @@ class MasterMachine:
         return any(peer.was_away(now_ns - self.options.link_wait_ns) for peer in peers)
 
     def _may_wait_again(self, who: int | bytes | None, now_ns: int) -> bool:
-        """False once a group or joiner has waited for links for AWAY_EXCUSE_MAX on end because a member was away.
+        """False once a group or joiner has had more time for its links for AWAY_EXCUSE_MAX on end.
 
-        One that comes and goes must not hold up the others. While the network of all is broken, they wait on.
+        Members or links that come and go must not hold up the others. While the network of all is broken, they wait on.
         """
         if self._losses.network is not NetworkState.UP:
             return True
