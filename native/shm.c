@@ -325,3 +325,11 @@ ssize_t zp__shm_receive(zp__connection *c, const struct iovec *iov, int count)
 }
 
 #endif
+
+int zp_shared_memory_check(int fd)
+{
+	zp__shm *shm;
+	int rc = zp__shm_open(fd, &shm);
+	zp__shm_close(shm);
+	return rc;
+}

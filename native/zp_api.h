@@ -235,6 +235,10 @@ int zp_engine_fd(zp_engine *engine);
  * drained, unless the engine is stopped. */
 int zp_engine_poll(zp_engine *engine, zp_event *event);
 
+/* Whether zp_link_open() can share memory over Unix-domain sockets such as `fd`: 0, or -errno where a sandbox or a limit
+ * forbids a step. The other end of `fd` is of no use then. */
+int zp_shared_memory_check(int fd);
+
 /* Gives the engine `count` connected stream sockets to `peer`; it makes them non-blocking. `aeads` has one element per
  * socket. If it is NULL nothing is encrypted; checksums then detect damage but not forgery. Sets `*link` to the id of the
  * link. A socket of -1 (the first must not be) is an empty place: zp_link_add() may fill it as if its connection had

@@ -1,8 +1,9 @@
-"""The interpreter without its garbage collector, traced, or interrupted by signals."""
+"""The interpreter without its garbage collector, traced, limited, or interrupted by signals."""
 
 from __future__ import annotations
 
 import gc
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,17 @@ def handling(number: int, handler: Callable[[int, FrameType | None], Any]) -> It
         yield
     finally:
         signal.signal(number, before)
+
+
+@contextmanager
+def limited(kind: int, value: int) -> Iterator[None]:
+    """The process has this soft limit, such as `resource.RLIMIT_FSIZE`."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
 
 
 @contextmanager

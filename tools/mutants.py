@@ -1487,8 +1487,8 @@ link-that-broke-before-a-take-over-shows-a-loss: protocol.master:MasterMachine._
   + pass
 link-that-comes-and-goes-keeps-a-joiner: protocol.master:MasterMachine._on_linked (unit tests)
   S6: a joiner whose link breaks each time just after it has come up holds up the members for ever
-  - if is_waiting and self._may_wait_again(other.peer_id, now_ns):
-  + if is_waiting:
+  - is_waiting and self._may_wait_again(other.peer_id, now_ns)
+  + is_waiting
 only-the-last-one-is-a-witness: protocol.master:MasterMachine._on_linked (unit tests)
   L1: the last link to a dead far peer is that of a member that was away shortly before, and the master goes on waiting
   - other.disconnected_ns is not None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interpreter import limited
 
 from zpccl.cli.main import main
 from zpccl.cli.master import main as master_main
@@ -38,12 +39,8 @@ def test_a_full_disk_leaves_no_file(
 ) -> None:
     """Once the disk has room again, the same command works."""
     command = ["keygen", *arguments, "--out", str(tmp_path / "key")]
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
+    with limited(resource.RLIMIT_FSIZE, 0):
         assert main(command) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     written = capsys.readouterr()
     assert "cannot write" in written.err and written.out == "" and not list(tmp_path.iterdir())
     assert main(command) == 0

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from e2e.harness import HANG_SECONDS, until
+from interpreter import limited
 
 from zpccl import limits
 from zpccl.control.inflow import Duplicates, Inflow
@@ -210,17 +211,13 @@ def test_too_many_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strangers_do_not_keep_the_last_descriptors(bench: Bench) -> None:
     """A connection that comes while all descriptors are in use is recorded, and later ends like earlier ones."""
     before, last = bench.connect(), bench.accept()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(free := os.dup(0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
+    with limited(resource.RLIMIT_NOFILE, free):
         with pytest.raises(OSError, match="Too many open files"):
             os.dup(0)
         bench.inflow.opened(last.ours.fileno(), bench.now_ns)
         bench.look(limits.STRANGER_TIMEOUT_NS)
         assert before.is_cut() and last.is_cut()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_strangers_together_have_a_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

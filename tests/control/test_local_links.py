@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import signal
 import socket
 import sys
@@ -13,7 +14,7 @@ import pytest
 from brokers import RUN, Broker
 from e2e.harness import HANG_SECONDS
 from e2e.strangers import is_dropped, read
-from interpreter import handling
+from interpreter import handling, limited
 
 from zpccl import limits
 from zpccl.control.addresses import _SO_PASSRIGHTS, listen_locally, local_address
@@ -172,11 +173,18 @@ def test_the_name_is_free_when_the_peer_is_gone() -> None:
 
 
 def test_a_sandbox_without_unix_sockets_leaves_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> socket.socket:
+    def refuse(*arguments: object) -> tuple[socket.socket, socket.socket]:
         raise OSError(errno.EPERM, "not permitted")
 
-    monkeypatch.setattr("zpccl.control.addresses.socket.socket", refuse)
+    monkeypatch.setattr("zpccl.engine.engine.socket.socketpair", refuse)
     assert listen_locally(b"one".ljust(16, b".")) is None
+
+
+def test_without_shared_memory_peers_of_this_host_use_tcp(caplog: pytest.LogCaptureFixture) -> None:
+    """L3: a socket that led to no link would be tried again and again. Memory counts as a file here."""
+    with caplog.at_level("INFO", "zpccl.links"), limited(resource.RLIMIT_FSIZE, 0):
+        assert listen_locally(b"one".ljust(16, b".")) is None
+    assert "peers of this host are reached over TCP" in caplog.text and "File too large" in caplog.text
 
 
 def test_strangers_that_end_too_soon_cause_no_signal() -> None:

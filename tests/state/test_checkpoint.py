@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from interpreter import limited
 
 import zpccl
 from zpccl import limits
@@ -396,13 +397,11 @@ def test_a_rename_that_fails_names_the_checkpoint(path: Path) -> None:
 def test_a_disk_that_is_full_leaves_the_old_checkpoint(path: Path) -> None:
     """Files have a size limit: the system refuses to extend them in the middle of a write, as on a full disk."""
     state_of(small(), 1).save_state(path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * limits.CHECKPOINT_PIECE_BYTES, hard))
-    try:
-        with pytest.raises(zpccl.CheckpointFailed) as raised:
-            state_of(large(), 2).save_state(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        limited(resource.RLIMIT_FSIZE, 2 * limits.CHECKPOINT_PIECE_BYTES),
+        pytest.raises(zpccl.CheckpointFailed) as raised,
+    ):
+        state_of(large(), 2).save_state(path)
     assert raised.value.errno == errno.EFBIG
     assert files(path) == [path.name]
     assert_loads(path, small(), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import logging
 import re
 import socket
 import sys
@@ -17,7 +18,10 @@ from pathlib import Path
 import ifaddr
 
 from zpccl import limits
+from zpccl.engine.engine import check_shared_memory
 from zpccl.errors import InvalidArgument, InvalidUsage
+
+logger = logging.getLogger("zpccl.links")
 
 _NEVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of bind() that any other port would also give."""
@@ -213,18 +217,25 @@ def is_local_address(address: str) -> bool:
 
 
 def listen_locally(peer_id: bytes) -> socket.socket | None:
-    """A non-blocking socket that listens at the local address of a peer; None where there are no abstract names."""
+    """A non-blocking socket that listens at the local address of a peer.
+
+    None where there are no abstract names, or where a sandbox or a limit forbids a step. The log says which.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    with contextlib.ExitStack() as on_failure, contextlib.suppress(OSError):  # A sandbox may forbid each step.
-        listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        let_pass_descriptors(listener, allowed=False)
-        listener.bind(local_address(peer_id))
-        listener.listen(limits.LISTEN_BACKLOG)
-        listener.setblocking(False)
-        on_failure.pop_all()
-        return listener
-    return None
+    try:
+        check_shared_memory()  # Peers that find the socket expect shared memory behind it.
+        with contextlib.ExitStack() as on_failure:
+            listener = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            let_pass_descriptors(listener, allowed=False)
+            listener.bind(local_address(peer_id))
+            listener.listen(limits.LISTEN_BACKLOG)
+            listener.setblocking(False)
+            on_failure.pop_all()
+            return listener
+    except OSError as error:
+        logger.info("peers of this host are reached over TCP, not shared memory: %s", error)
+        return None
 
 
 def let_pass_descriptors(connection: socket.socket, *, allowed: bool) -> None:

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -58,6 +59,13 @@ def check_rc(rc: int, function: str) -> int:
     if rc < 0:
         raise EngineError(-rc, f"{function}: {os.strerror(-rc)}")
     return rc
+
+
+def check_shared_memory() -> None:
+    """Raises OSError if links within this host could not share memory: a sandbox or a limit forbids a step."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with one, other:
+        check_rc(lib.zp_shared_memory_check(one.fileno()), "zp_shared_memory_check")
 
 
 @dataclass(frozen=True)
