@@ -353,7 +353,6 @@ int zp_reduce_start(zp_engine *engine, const zp_reduce_plan *plan)
 		attempt->due_ns = zp__now_ns() + zp__stall_timeout_ns(engine);
 		links_moved(attempt, &attempt->seen_link_bytes, &attempt->seen_link_frames);
 		zp__list_append(&engine->attempts[plan->attempt % ZP__ATTEMPT_BUCKETS], &attempt->node);
-		engine->attempt_count++;
 		started_announce(attempt); /* First: the connection that it wakes also takes a frame of the attempt. */
 		attempt->algorithm->start(attempt);
 		zp__thread_wake(&engine->threads[0]); /* It checks attempts for stalls. */
@@ -535,7 +534,7 @@ static void due_renew(zp__attempt *attempt, uint64_t now_ns)
 uint64_t zp__attempts_check(zp_engine *engine, uint64_t now_ns)
 {
 	uint64_t next_ns = UINT64_MAX;
-	for (uint32_t i = 0; engine->attempt_count && i < ZP__ATTEMPT_BUCKETS; i++) {
+	for (uint32_t i = 0; i < ZP__ATTEMPT_BUCKETS; i++) {
 		ZP__EACH(node, &engine->attempts[i])
 		{
 			zp__attempt *attempt = ZP__ELEMENT(node, zp__attempt, node);
@@ -628,7 +627,6 @@ static void attempt_end(zp_engine *engine, zp__attempt *attempt, bool restore)
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
 		zp__flow_close(attempt->neighbours[i].link, &attempt->neighbours[i].flow);
 	zp__list_remove(&attempt->node);
-	engine->attempt_count--;
 	for (uint32_t i = 0; i < attempt->neighbour_count; i++)
 		zp__link_release(attempt->neighbours[i].link);
 	pthread_cond_broadcast(&engine->unpinned);

@@ -103,7 +103,6 @@ void zp__eager_release(zp__link *link, zp__flow *flow)
 
 void zp__opened_offer(zp__link *link)
 {
-	link->opened_offered = true;
 	if (link->opened_queued)
 		return;
 	link->opened_queued = true;
@@ -120,7 +119,7 @@ void zp__started_offer(zp__link *link, zp__flow *flow)
 
 void zp__announce_again(zp__link *link)
 {
-	if (link->opened_offered)
+	if (link->engine->channel_max)
 		zp__opened_offer(link);
 	ZP__EACH(node, &link->open_flows)
 	{

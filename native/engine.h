@@ -53,7 +53,6 @@ struct zp_engine {
 	zp__list links, channels, parked, messages;
 	zp__list early[ZP__EARLY_BUCKETS]; /* those of `messages` that are frames of attempts not begun yet, by id */
 	zp__list attempts[ZP__ATTEMPT_BUCKETS];
-	uint32_t attempt_count;
 	bool stalls_held; /* zp_stalls_hold() */
 	zp__list buffers;
 	uint32_t buffer_count;	 /* in `buffers` */

@@ -293,7 +293,6 @@ int zp_link_get_stats(zp_engine *engine, const uint8_t peer[], zp_link_stats *st
 		stats->lost_count = link->lost_count;
 		stats->local = link->local;
 		stats->senders = link->senders_max < link->connection_count ? link->senders_max : link->connection_count;
-		stats->resent_frames = link->resent_frames;
 		stats->message_bytes = link->message_bytes;
 		for (uint32_t i = 0; i < link->connection_count; i++) {
 			const zp__connection *c = &link->connections[i];

@@ -132,7 +132,6 @@ struct zp__link {
 	zp__list started;	 /* flows of attempts whose STARTED is to be sent */
 	uint64_t channel_max;	 /* the greatest channel that the other end has announced */
 	uint64_t eager_bytes;	 /* of all flows */
-	bool opened_offered;	 /* OPENED waits to be sent, or was sent */
 	bool opened_queued;	 /* OPENED waits to be sent */
 	bool withholds;		 /* frames wait, but none may be sent before the other end announces more, or time passes */
 	uint64_t resume_ns;	 /* when the next frame is due of flows that had none to send; UINT64_MAX: none */
@@ -142,7 +141,6 @@ struct zp__link {
 	uint64_t received_bytes; /* charged for messages that are being received, or not released */
 	uint64_t message_bytes;	 /* queued, being sent, or not acknowledged */
 	uint64_t writable_bytes; /* WRITABLE is reported once message_bytes is at most this; UINT64_MAX: not wanted */
-	uint64_t resent_frames;
 	uint32_t lost_count;
 	bool local;	      /* both ends are on this host; constant */
 	uint32_t senders_max; /* only the first senders_max open connections send frames */

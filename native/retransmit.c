@@ -58,7 +58,6 @@ static void control_forget(zp__control *control)
 {
 	zp__link *link = control->connection->link;
 	zp__list_remove(&control->node);
-	control->queued = false;
 	for (uint32_t i = 0; control->kind == ZP__FINAL_ACK && i < link->connection_count; i++)
 		if (link->connections[i].tx.final_ack_of == control->connection)
 			link->connections[i].tx.final_ack_of = NULL;
@@ -67,7 +66,6 @@ static void control_forget(zp__control *control)
 static void control_offer(zp__control *control)
 {
 	zp__link *link = control->connection->link;
-	control->queued = true;
 	zp__list_append(&link->control, &control->node);
 	zp__link_wake_any(link);
 }
@@ -83,7 +81,7 @@ static void final_ack_offer(zp__connection *c, uint32_t generation, uint64_t fra
 
 static void ack_offer(zp__connection *c)
 {
-	if (c->fd >= 0 && !c->closing && !c->retransmit.ack.queued)
+	if (c->fd >= 0 && !c->closing && zp__list_empty(&c->retransmit.ack.node))
 		control_offer(&c->retransmit.ack);
 }
 
@@ -97,7 +95,6 @@ bool zp__retransmit_take(zp__connection *c)
 	zp__connection *about = control->connection;
 	bool final = control->kind == ZP__FINAL_ACK;
 	zp__list_remove(&control->node);
-	control->queued = false;
 	zp__frame frame = {.kind = control->kind,
 			   .chunk = about->index,
 			   .id = final ? control->generation : about->retransmit.generation,
@@ -179,7 +176,6 @@ static bool resend(zp__link *link, zp__flow *flow, zp__list *frame, bool had_lef
 	} else if (ZP__ELEMENT(frame, zp__message_out, node)->resent++ >= ZP__MESSAGE_RESENDS_MAX) {
 		return false;
 	}
-	link->resent_frames++;
 	if (zp__list_empty(&flow->frames))
 		zp__list_append(&link->flows, &flow->node);
 	zp__list_append(flow->frames.next, frame); /* Before the first: it is the oldest. */

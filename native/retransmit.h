@@ -17,7 +17,6 @@ typedef struct {
 	zp__list node;		    /* in link->control while it is queued; see zp__retransmit */
 	zp__connection *connection; /* the one that it acknowledges; constant */
 	uint8_t kind;		    /* ZP__FINAL_ACK or ZP__ACK; constant */
-	bool queued;
 	uint32_t generation;
 	uint64_t frames; /* FINAL_ACK: number of frames received. An ACK looks it up when it is sent */
 } zp__control;

@@ -176,7 +176,6 @@ typedef struct {
 	uint32_t lost_count;	   /* connections that were lost and whose frames were retransmitted */
 	uint32_t local;		   /* 1: both ends are on this host */
 	uint32_t senders;	   /* number of open connections that may take frames, at most connection_count */
-	uint64_t resent_frames;	   /* frames retransmitted because their connection was lost */
 	uint64_t message_bytes;	   /* charged for messages that are queued, being sent, or sent and not acknowledged */
 	uint64_t tx_bytes[ZP_LINK_CONNECTIONS_MAX]; /* by index, summed over all generations */
 	uint64_t rx_bytes[ZP_LINK_CONNECTIONS_MAX];

@@ -206,7 +206,6 @@ class LinkStats:
         open_count: number of connections that are open now.
         senders: number of connections that take frames.
         lost_count: number of connections that were lost while others were left.
-        resent_frames: number of frames sent again because their connection was lost.
         message_bytes: charged for messages that are queued, being sent, or sent and not acknowledged by the other end.
         tx_bytes: bytes sent in each place of the link, headers included.
         rx_bytes: bytes received in each place.
@@ -217,7 +216,6 @@ class LinkStats:
     open_count: int
     senders: int
     lost_count: int
-    resent_frames: int
     message_bytes: int
     tx_bytes: list[int]
     rx_bytes: list[int]
@@ -547,7 +545,6 @@ class Engine:
             open_count=stats.open_count,
             senders=stats.senders,
             lost_count=stats.lost_count,
-            resent_frames=stats.resent_frames,
             message_bytes=stats.message_bytes,
             tx_bytes=list(stats.tx_bytes)[:count],
             rx_bytes=list(stats.rx_bytes)[:count],
