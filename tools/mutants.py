@@ -220,6 +220,10 @@ joiner-with-one-link-admitted: protocol.kinds.topology:Rounds._linked_joiners (s
   S6: a joiner that cannot be reached becomes a member, and collectives fail
   - joiner.connection is not None and all(self._registry.are_linked(joiner, other) for other in others)
   + joiner.connection is not None and any(self._registry.are_linked(joiner, other) for other in others)
+joiner-without-links-is-always-pending: protocol.kinds.topology:Rounds._joiners (unit tests)
+  S6: one that never gets links, and comes again and again, leaves the members no time for a step
+  - peer.unlinked_ns is None or now_ns - peer.unlinked_ns < self.wait_ns
+  + True
 joiners-waited-for-without-end: protocol.kinds.topology:Rounds._update (simulator)
   S6: a joiner that never gets its links blocks update_topology for ever
   - len(ready) < len(joiners) and not waited

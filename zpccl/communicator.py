@@ -399,6 +399,7 @@ class Communicator(Collectives):
     def are_peers_pending(self) -> bool:
         """True if peers wait for admission. All members of all groups must call it; all get the same answer.
 
+        A peer that has had no data connection to its group for two seconds does not count until it has one.
         Collectives may be in flight meanwhile. A program that goes on after Ctrl-C asks again before its next
         collective, or not at all: others may have the answer, and a later question is for the next round.
 

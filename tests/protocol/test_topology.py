@@ -143,7 +143,7 @@ def test_withdraw_while_joiners_are_waited_for(bench: MasterBench) -> None:
     assert bench.machine.operations.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
     bench.withdraw("b", 1)
     assert bench.machine.operations.deadline_ns() is None
-    bench.tick(limits.ADMISSION_WAIT_NS)
+    bench.tick(limits.ADMISSION_WAIT_NS // 2)
     assert bench.verdict("a", 1) is None
     bench.vote("b", UPDATE, 2)
     assert bench.machine.operations.deadline_ns() == bench.now_ns + limits.ADMISSION_WAIT_NS
@@ -209,6 +209,37 @@ def test_a_joiner_that_reaches_nobody_is_not_admitted() -> None:
     kick = bench.tick(limits.LINK_WAIT_TIMEOUT_NS)[0][1]
     assert isinstance(kick, Kick)
     assert kick.result == Result.RANK_CONNECTION_FAILED
+
+
+def test_who_has_lacked_links_for_long_is_not_pending_until_it_has_them() -> None:
+    """S6: a program may make no step while a joiner is pending, and one that gets no links may come again and again."""
+    bench = bench_of("ab")
+    bench.register("j")
+    bench.vote("ab", PENDING, 1)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    bench.vote("ab", PENDING, 2)
+    update(bench, 3)
+    bench.link("bj")
+    bench.vote("ab", PENDING, 4)
+    values = [getattr(bench.verdict("a", call_id), "value", None) for call_id in (1, 2, 3, 4)]
+    assert (values, bench.names()) == ([1, 0, 0, 1], "ab")
+    update(bench, 5)
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    assert bench.names() == "abj"
+
+
+def test_a_host_is_not_pending_while_one_of_its_peers_lacks_links() -> None:
+    """S6: the host is admitted as a whole, so the links of its other peers do not help."""
+    bench = bench_of("ab")
+    for name in "jk":
+        bench.hello(name, host="h", host_size=2)
+    bench.link("abj")
+    bench.tick(limits.ADMISSION_WAIT_NS)
+    bench.vote("ab", PENDING, 1)
+    bench.link("abjk")
+    bench.vote("ab", PENDING, 2)
+    values = [getattr(bench.verdict("a", call_id), "value", None) for call_id in (1, 2)]
+    assert values == [0, 1]
 
 
 def test_a_joiner_that_reaches_one_member_may_wait() -> None:

@@ -5,7 +5,9 @@ round is complete, too, because a former master had answered another peer in it,
 A vote for an even earlier round is from a peer that the former master had removed (History.parted), and does not get
 the value of another round.
 
-A pending peer that fetches state ahead does not count as a joiner until it is ready: no call reports or awaits it.
+A pending peer that fetches state ahead does not count as a joiner until it is ready: no call reports or awaits it. Nor
+does one that has lacked links for ADMISSION_WAIT, until it has them: it may never have any, and a program may make no
+step while a joiner is reported.
 
 update_topology() admits the pending peers whose links to all members of their group are up, in order of registration.
 It waits at most ADMISSION_WAIT for links that are being set up. A pending peer that still lacks links after that is
@@ -77,14 +79,14 @@ class Rounds(Kind[Attempt]):
             elif function == UPDATE:
                 self._update(operation, now_ns)
             elif function == PENDING:
-                self._complete(operation, int(bool(self._registry.joiners())))
+                self._complete(operation, int(bool(self._joiners(now_ns))))
             else:
                 self._complete(operation, self._unmeasured(now_ns))
 
     def _update(self, operation: Operation, now_ns: int) -> None:
         if operation.agreed_ns is None:
             operation.agreed_ns = now_ns
-        joiners = self._registry.joiners()
+        joiners = self._joiners(now_ns)
         waited = now_ns - operation.agreed_ns >= self.wait_ns
         ready = self._linked_joiners(joiners)
         if len(ready) < len(joiners) and not waited:
@@ -101,6 +103,14 @@ class Rounds(Kind[Attempt]):
             self._outbox.log(Level.INFO, f"epoch {self._registry.epoch + 1}: admitting {names(ready)}")
             self._admit(ready, now_ns)
         self._succeed(votes)
+
+    def _joiners(self, now_ns: int) -> list[Peer]:
+        """The joiners that calls report and await."""
+        return self._registry.whole_hosts(
+            peer
+            for peer in self._registry.joiners()
+            if peer.unlinked_ns is None or now_ns - peer.unlinked_ns < self.wait_ns
+        )
 
     def _linked_joiners(self, joiners: list[Peer]) -> list[Peer]:
         ready: list[Peer] = []
