@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.cli.findings import Finding, Level
@@ -24,6 +23,7 @@ from zpccl.control.greeting import mechanism_of
 from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import interface_of
 from zpccl.control.master_loop import poll_timeout_ms
+from zpccl.control.monitor import take_event
 from zpccl.errors import InvalidArgument, ProtocolViolation
 from zpccl.protocol.messages import CheckAnswer, CheckRequest, OtherVersion, decode_master_message, encode
 from zpccl.topology import digits
@@ -144,11 +144,11 @@ class MasterProbe:
         return found
 
     def _on_monitor(self) -> None:
-        event = parse_monitor_message(self._monitor.recv_multipart())
-        what, found = _EVENTS[int(event["event"])], self._found
+        kind, value = take_event(self._monitor)
+        what, found = _EVENTS[kind], self._found
         if what == "connected":
             found.is_connected = True
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(event["value"])) as connection:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(value)) as connection:
                 found.local_host = plain_host(connection.getsockname()[0])
                 found.round_trip_ns, found.mtu = round_trip_ns(connection), mtu_of(connection)
         elif what == "admitted":

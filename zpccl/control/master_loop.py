@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import format_address, parse_address, plain_host
@@ -47,6 +46,7 @@ from zpccl.control.dial_back import DialBacks
 from zpccl.control.forks import Descriptor, closed_in_children
 from zpccl.control.inflow import Duplicates, Inflow
 from zpccl.control.keys import MasterKeys, read_allowed
+from zpccl.control.monitor import take_event
 from zpccl.control.outgoing import Outgoing
 from zpccl.control.waiter import Waiter, is_readable
 from zpccl.control.zap import HandshakeWatch, ZapHandler, identity_of, secure
@@ -449,22 +449,21 @@ class MasterLoop:
         """Handles the monitor's events; returns the routing ids of closed connections that had sent something."""
         closed_descriptors: list[tuple[int, int]] = []
         while is_readable(self._monitor):
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            if event["event"] in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
-                self._descriptors[event["value"]] = closed_in_children(Descriptor(event["value"]))
-                if event["event"] == zmq.EVENT_LISTENING:
-                    self.inflow.listening(event["value"])
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._descriptors.pop(event["value"], None)
+            kind, descriptor = take_event(self._monitor)
+            if kind in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED):
+                self._descriptors[descriptor] = closed_in_children(Descriptor(descriptor))
+                if kind == zmq.EVENT_LISTENING:
+                    self.inflow.listening(descriptor)
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._descriptors.pop(descriptor, None)
             if self._watch is not None:
-                self._watch.take(event["event"], event["value"], now_ns)
-            descriptor = event["value"]
+                self._watch.take(kind, descriptor, now_ns)
             generation = self._generation.get(descriptor, 0)
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            if kind == zmq.EVENT_ACCEPTED:
                 self._accepted_count += 1
                 self._generation[descriptor] = generation + 1 + generation % 2
                 self.inflow.opened(descriptor, now_ns)
-            elif event["event"] == zmq.EVENT_DISCONNECTED and generation % 2:
+            elif kind == zmq.EVENT_DISCONNECTED and generation % 2:
                 self._generation[descriptor] = generation + 1
                 self.inflow.closed(descriptor)
                 closed_descriptors.append((descriptor, generation))

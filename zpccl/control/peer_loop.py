@@ -38,7 +38,6 @@ from typing import Any, TypeAlias
 
 import zmq
 from msgspec import structs
-from zmq.utils.monitor import parse_monitor_message
 
 from zpccl import limits
 from zpccl.control.addresses import is_name
@@ -50,6 +49,7 @@ from zpccl.control.keys import PeerKeys
 from zpccl.control.link_ends import LinkEnds, ends_of
 from zpccl.control.links import LinkBroker, NewConnection, NewLink
 from zpccl.control.master_loop import poll_timeout_ms, set_heartbeat
+from zpccl.control.monitor import take_event
 from zpccl.control.outgoing import Outgoing
 from zpccl.control.rates import RateMeter
 from zpccl.control.waiter import Waiter, is_readable
@@ -483,10 +483,10 @@ class PeerLoop:
     def _take_monitor_events(self, now_ns: int) -> None:
         """Handles the monitor's events. Messages that came before the end of the socket are handled before it."""
         while is_readable(self._monitor):
-            message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            event = _SOCKET_EVENTS[message["event"]]
+            kind, value = take_event(self._monitor)
+            event = _SOCKET_EVENTS[kind]
             if isinstance(event, events.TcpConnected):
-                self._connection = closed_in_children(Descriptor(message["value"]))
+                self._connection = closed_in_children(Descriptor(value))
                 self._prefers_ipv6, self._has_turned = self._prefers_ipv6 != self._has_turned, False
             elif isinstance(event, events.SocketBroke):
                 self._connection = None
