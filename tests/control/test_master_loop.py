@@ -131,6 +131,29 @@ def test_leave_counts_though_the_connection_cannot_be_written_to(
     assert sum(record.getMessage().endswith(" left") for record in caplog.records) == 2
 
 
+@pytest.mark.parametrize("sizes", [(200, 200), (90, 90, 90), (10,) * 8, (300, 300)])
+def test_what_was_sent_and_read_does_not_count_as_queued(sizes: tuple[int, ...]) -> None:
+    """B1: a difference of a few bytes per message would reach the bound of a member within days."""
+    hello = Hello(b"p" * 16, b"t" * 16, False, 0, "peter", ("127.0.0.1:1",))
+    with open_loop(recovery_grace=0) as loop, dealer(loop.address) as peer:
+        peer.send(encode(hello))
+        until(lambda: len(turn(loop).machine.registry.peers) == 1)
+        (routing_id,) = loop.machine.registry.by_connection
+        assert isinstance(routing_id, bytes)
+        for _ in range(1000):
+            loop._send(routing_id, [bytes(size) for size in sizes], NOW_NS)
+        taken = 0
+        while taken < 1000:
+            taken += len(peer.recv_multipart()) == len(sizes)
+        connection = loop.inflow._by_routing_id[routing_id]
+
+        def is_all_acknowledged() -> bool:
+            loop.inflow._measure(connection)
+            return connection.sent == connection.acknowledged
+
+        until(is_all_acknowledged)
+
+
 def test_metrics_are_there_as_soon_as_the_master_is() -> None:
     """A reader that comes right after the master has begun to listen finds all series."""
     seen: list[Snapshot] = []

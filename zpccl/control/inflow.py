@@ -221,12 +221,12 @@ class Inflow:
         """True for a connection that was shut down, while libzmq may still hold its messages."""
         return routing_id in self._cut_ids
 
-    def may_send(self, routing_id: bytes, size: int) -> bool:
+    def may_send(self, routing_id: bytes, wire_bytes: int) -> bool:
         """Accounts for a message to be sent. False: too much is queued, and the connection is shut down."""
         connection = self._by_routing_id.get(routing_id)
         if connection is None:
             return True
-        connection.sent += self.wire_bytes(size)
+        connection.sent += wire_bytes
         if connection.sent - connection.acknowledged <= connection.unsent_bytes_max:
             return True
         self._measure(connection)

@@ -517,8 +517,8 @@ class MasterLoop:
     def _send(self, routing_id: bytes, parts: Sequence[bytes | zmq.Frame], now_ns: int) -> None:
         if routing_id in self._unreachable:
             return
-        size = sum(map(len, parts))
-        if not self.inflow.may_send(routing_id, size):
+        sizes = list(map(len, parts))
+        if not self.inflow.may_send(routing_id, sum(map(self.inflow.wire_bytes, sizes))):
             return self._give_up(routing_id, now_ns)
         try:
             self._socket.send_multipart((routing_id, *parts), zmq.NOBLOCK, copy=False)
@@ -530,7 +530,7 @@ class MasterLoop:
             self._unreachable[routing_id] = None
         else:
             self._traffic.messages_sent += len(parts)
-            self._traffic.sent_bytes += size
+            self._traffic.sent_bytes += sum(sizes)
 
     def _give_up(self, routing_id: bytes, now_ns: int) -> None:
         """Treats a connection with a full send queue as closed; its queue is dropped with it."""
