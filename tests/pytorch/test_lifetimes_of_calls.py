@@ -121,6 +121,25 @@ def test_a_call_that_has_ended_is_freed_without_a_collection_of_garbage(what: st
             until(lambda: not any(reference() is not None for reference in found), "their end")
 
 
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_that_has_failed_is_freed_without_a_collection_of_garbage(what: str) -> None:
+    """B1: the error that ends a group is kept with it, and must not keep the tensors of its callers."""
+    with groups.local_ranks(2) as ranks:
+
+        def call(group: Any, rank: int) -> weakref.ref[Any]:
+            tensor = torch.ones(5)
+            with pytest.raises(zpccl.PCCLError):
+                CALLS[what](group, rank, tensor).wait()
+            return weakref.ref(tensor)
+
+        with without_collector():
+            ranks.groups[1].communicator.close()
+            until(lambda: ranks.groups[0].communicator.world_size == 1, "the loss of the other rank")
+            (tensor,) = ranks.some([0], call)
+            until(lambda: tensor() is None, "its end")
+        assert ranks.groups[0].error is not None
+
+
 def test_messages_that_wait_do_not_keep_those_behind_them() -> None:
     """B1: a program may keep the first message."""
     with groups.local_ranks(2) as ranks:

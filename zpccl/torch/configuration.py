@@ -167,7 +167,7 @@ class Configuration:
             return error
         with self._lock:
             if self.error is None:
-                self.error = self.failure = error
+                self.error = self.failure = copy.copy(error)  # Its traceback would keep the tensors of the callers.
             error = self.error
             pairs = list(self._pairs.values())
         if self._members.communicator is not None:

@@ -11,6 +11,7 @@ thread, as it may wait for a rank that never comes. The lock guards the state of
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 import weakref
@@ -54,7 +55,7 @@ class Message:
 
     def fail(self, error: PCCLError) -> None:
         """The call is not made."""
-        self._begun.set_exception(error)
+        self._begun.set_exception(copy.copy(error))  # A traceback would refer to this message, and to the tensor.
         self._ended.set_result(None)
 
     def wait(self, timeout: float) -> tuple[bool, int, ReduceInfo | None]:
@@ -63,12 +64,11 @@ class Message:
         if not wait(self._begun, timeout):
             self._error = OperationTimeout(f"the other rank has not come within {timeout:.1f} s")
             return False, int(self._error.result), None
-        try:
-            handle = self._begun.result()
-        except PCCLError as error:
+        error = self._begun.exception()
+        if isinstance(error, PCCLError):
             self._error = error
             return False, int(error.result), None
-        return handle.wait(max(deadline - time.monotonic(), 0))
+        return self._begun.result().wait(max(deadline - time.monotonic(), 0))
 
     def exception(self) -> PCCLError | None:
         """The error of a message that failed, after `wait`."""
