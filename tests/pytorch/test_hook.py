@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from e2e.local import finish, local_run
 from fake_device import FakeDevice
+from interpreter import without_collector
 
 import zpccl
 from pytorch.programs import ROOT, Processes
@@ -169,6 +171,20 @@ def test_alone_it_goes_on_with_its_own() -> None:
         made = hook.fault_tolerant_hook(one, parameters, samples=lambda: 3.0)
         assert step(made, parameters, 2.0, LAYOUTS[0]) == [2.0, 4.0, 6.0]
         assert made.peer_ids == (one.peer_id,)
+
+
+def test_alone_a_step_is_freed_without_a_collection_of_garbage() -> None:
+    """B1: its gradients, and what the caller has in memory."""
+    with local_run(2) as run:
+        run.comms[1].close()
+        parameters = a_model()
+        made = hook.fault_tolerant_hook(run.comms[0], parameters)
+        with without_collector():
+            bucket = Bucket(parameters, [torch.full_like(parameter, 2.0) for parameter in parameters], 0, True)
+            made(None, bucket)
+            gradient = weakref.ref(bucket.gradients()[0])
+            del bucket
+            assert gradient() is None
 
 
 def test_too_few_peers_are_told_and_keep_their_gradients() -> None:

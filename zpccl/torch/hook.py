@@ -8,6 +8,7 @@ the overlap with the backward pass. In return a step is averaged over the same p
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from collections.abc import Callable, Iterable
@@ -169,7 +170,7 @@ class FaultTolerantHook:
             try:
                 handle = self._communicator.all_reduce_async(send, recv, op=op, tag=tag)
             except TooFewPeers as error:
-                failed: PCCLError | None = error
+                failed: PCCLError | None = copy.copy(error)  # Its traceback refers to this frame, and to the callers'.
             else:
                 handle.wait()
                 failed = handle.exception()
