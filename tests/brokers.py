@@ -83,12 +83,14 @@ class Broker:
 def say_hello(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> Transcript:
     """The dialler's first step, by hand."""
     connection.sendall(hello.encode(key))
-    return accepted(hello, read(connection, SIGNAL_BYTES), key)
+    answer = read(connection, SIGNAL_BYTES)
+    read(connection, len(hello.padding))
+    return accepted(hello, answer, key)
 
 
 def shake_hands(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> None:
     """Plays all steps of a dialler by hand."""
-    connection.sendall(say_hello(connection, hello, key).encode(Signal.COMMIT))
+    connection.sendall(say_hello(connection, hello, key).encode(Signal.COMMIT) + hello.padding)
 
 
 class Recorder:
@@ -108,8 +110,9 @@ class Recorder:
         with incoming, raw(self.target) as outgoing:
             hello = read(incoming, HELLO_BYTES)
             outgoing.sendall(hello)
-            incoming.sendall(read(outgoing, SIGNAL_BYTES))
-            commit = read(incoming, SIGNAL_BYTES)
+            padding = len(LinkHello.decode(hello).padding)
+            incoming.sendall(read(outgoing, SIGNAL_BYTES + padding))
+            commit = read(incoming, SIGNAL_BYTES + padding)
             outgoing.sendall(commit)
             self.said.append(hello + commit)
             incoming.sendall(read(outgoing, SIGNAL_BYTES))

@@ -55,7 +55,7 @@ class Far:
         connection.settimeout(HANG_SECONDS)
         hello = LinkHello.decode(read(connection, HELLO_BYTES))
         transcript = Transcript(hello, b"n" * NONCE_BYTES, b"")
-        connection.sendall(transcript.encode(Signal.ACCEPT))
+        connection.sendall(transcript.encode(Signal.ACCEPT) + hello.padding)
         return connection, transcript
 
     def hello(self, broker: Broker, nonce: bytes = b"own") -> LinkHello:
@@ -76,6 +76,7 @@ def committed(broker: Broker, peer: Far) -> Iterator[tuple[socket.socket, Transc
     connection, transcript = peer.accept()
     with connection:
         transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+        read(connection, len(transcript.hello.padding))
         yield connection, transcript
 
 
@@ -132,7 +133,7 @@ def test_the_second_end_does_not_dial_while_the_first_is_at_it() -> None:
             a.listener.settimeout(2 * limits.DIAL_HEAD_START_NS / limits.SECOND)
             with pytest.raises(TimeoutError):
                 a.listener.accept()
-            connection.sendall(transcript.encode(Signal.COMMIT))
+            connection.sendall(transcript.encode(Signal.COMMIT) + transcript.hello.padding)
             assert len(b.link().sockets) == 1
 
 
@@ -220,8 +221,9 @@ def test_of_two_hellos_that_of_the_greater_id_counts() -> None:
     with far("a") as a, brokers("b", connections=4) as (b,):
         connection, transcript = opened_together(a, b)
         with connection:
-            connection.sendall(a.hello(b).encode(b"") + transcript.encode(Signal.ACCEPT))
+            connection.sendall(a.hello(b).encode(b"") + transcript.encode(Signal.ACCEPT) + transcript.hello.padding)
             transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            read(connection, len(transcript.hello.padding))
             connection.sendall(transcript.encode(Signal.READY))
             assert [one.getpeername() for one in b.link().sockets] == [connection.getsockname()]
             assert b.has_no_link() and b.failures.empty()
@@ -241,8 +243,9 @@ def test_a_connection_from_the_own_port_may_be_accepted_as_any_other() -> None:
     with far("z") as z, brokers("b", connections=4) as (b,):
         connection, transcript = opened_together(z, b)
         with connection:
-            connection.sendall(transcript.encode(Signal.ACCEPT))
+            connection.sendall(transcript.encode(Signal.ACCEPT) + transcript.hello.padding)
             transcript.check(read(connection, SIGNAL_BYTES), Signal.COMMIT)
+            read(connection, len(transcript.hello.padding))
             connection.sendall(transcript.encode(Signal.READY))
             assert len(b.link().sockets) == 1
 

@@ -62,6 +62,12 @@ def test_signals(signal: Signal, expected: Signal) -> None:
             TRANSCRIPT.check(data, expected)
 
 
+@pytest.mark.parametrize(("index", "generation", "is_padded"), [(0, 0, True), (1, 0, False), (1, 1, True)])
+def test_large_packets_pass_before_a_link_is_up(index: int, generation: int, is_padded: bool) -> None:
+    hello = LinkHello(b"r" * 16, b"a" * 16, b"b" * 16, b"n" * 16, index, 4, generation=generation)
+    assert len(hello.padding) == (limits.LINK_PADDING_BYTES if is_padded else 0)
+
+
 def test_signals_of_others() -> None:
     data = TRANSCRIPT.encode(Signal.READY)
     for other, text in [

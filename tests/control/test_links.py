@@ -22,8 +22,9 @@ from e2e.strangers import is_dropped, raw, read
 
 import zpccl
 from zpccl import limits
+from zpccl.control.addresses import format_address
 from zpccl.control.dialling import Dialler, Results, Secrets
-from zpccl.control.handshake import SIGNAL_BYTES, LinkHello, Signal, accepted
+from zpccl.control.handshake import HELLO_BYTES, SIGNAL_BYTES, LinkHello, Signal, accepted
 from zpccl.control.links import _LookUps
 from zpccl.protocol.messages import Neighbour
 
@@ -214,7 +215,7 @@ def test_a_hello_that_was_too_early_for_too_long_spoils_no_later_one(
             second.sendall(hello.encode(b""))
             assert first.recv(1) == b""
             other.meet(one)
-            second.sendall(accepted(hello, read(second, SIGNAL_BYTES), b"").encode(Signal.COMMIT))
+            second.sendall(accepted(hello, read(second, SIGNAL_BYTES), b"").encode(Signal.COMMIT) + hello.padding)
             assert other.link().peer_id == one.peer_id
 
 
@@ -247,6 +248,24 @@ def test_strangers_leave_descriptors_to_the_program(
         assert all(is_dropped(connection) for connection in silent)
 
 
+@pytest.mark.parametrize("answer_bytes", [SIGNAL_BYTES, SIGNAL_BYTES + limits.LINK_PADDING_BYTES])
+def test_a_path_that_loses_large_packets_gets_no_link(
+    pair: tuple[Broker, Broker], answer_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3: it would carry the handshake, and no frame. Here either the padding of the acceptor or ours is lost."""
+    one, other = pair
+    monkeypatch.setattr("zpccl.control.links._TIMEOUT_S", 1)
+    other.meet(one)
+    with socket.create_server(("127.0.0.1", 0)) as listener, raw(other.address) as outgoing:
+        one.meet(other, format_address(*listener.getsockname()), dial=True)
+        incoming, _ = listener.accept()
+        with incoming:
+            outgoing.sendall(read(incoming, HELLO_BYTES))
+            incoming.sendall(read(outgoing, answer_bytes))
+            assert "large packets" in one.failure()
+            assert one.has_no_link() and other.has_no_link()
+
+
 def test_a_neighbour_does_not_keep_another_out(pair: tuple[Broker, Broker], monkeypatch: pytest.MonkeyPatch) -> None:
     """B2: it proves who it is on as many connections as there may be, and says nothing more. The latest ones stay."""
     monkeypatch.setattr(limits, "HANDSHAKES_MAX", 8)
@@ -262,7 +281,7 @@ def test_a_neighbour_does_not_keep_another_out(pair: tuple[Broker, Broker], monk
             shake_hands(connection, LinkHello(RUN, one.peer_id, other.peer_id, b"n" * 16, 0, 1))
             assert other.link().peer_id == one.peer_id
         assert all(is_dropped(connection) for connection in silent[: -limits.LINK_CONNECTIONS_MAX])
-        silent[-1].sendall(transcripts[-1].encode(Signal.COMMIT))
+        silent[-1].sendall(transcripts[-1].encode(Signal.COMMIT) + hostile.padding)
         assert other.link().peer_id == hostile.sender
 
 

@@ -113,8 +113,9 @@ def test_a_captured_handshake_is_refused(pair: tuple[Broker, Broker], caplog: py
         connections = [stack.enter_context(raw(bob.address)) for _ in recorder.said]
         for connection, said in zip(connections, recorder.said, strict=True):
             connection.sendall(said)
-        for connection in connections:
+        for connection, said in zip(connections, recorder.said, strict=True):
             assert read(connection, SIGNAL_BYTES)[4] == Signal.ACCEPT, "it gets so far, and no further"
+            read(connection, len(LinkHello.decode(said[:HELLO_BYTES]).padding))
             assert is_dropped(connection)
     assert bob.has_no_link()
     assert caplog.text.count("COMMIT without the key of this link") == COUNT
@@ -161,8 +162,10 @@ def test_a_stranger_with_the_id_of_a_neighbour_is_refused(
         for connection in (one, other):
             connection.sendall(hello.encode(KEY))
         accept = read(one, SIGNAL_BYTES)
+        read(one, len(hello.padding))
         one.sendall(accept[:4] + bytes([Signal.COMMIT]) + accept[5:])
         nonce = read(other, SIGNAL_BYTES)[5 : 5 + NONCE_BYTES]
+        read(other, len(hello.padding))
         other.sendall(Transcript(hello, nonce, b"").encode(Signal.COMMIT))
         assert is_dropped(one) and is_dropped(other)
     assert bob.has_no_link()
@@ -178,7 +181,7 @@ def test_a_peer_that_was_removed_gets_no_link(pair: tuple[Broker, Broker]) -> No
         bob.broker.close_link(alice.peer_id)
         bob.meet(bob)  # Bob reports this failure after that.
         bob.failure()
-        connection.sendall(transcript.encode(Signal.COMMIT))
+        connection.sendall(transcript.encode(Signal.COMMIT) + transcript.hello.padding)
         assert is_dropped(connection)
     assert bob.has_no_link()
 

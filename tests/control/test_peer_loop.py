@@ -481,7 +481,7 @@ class Choosing(Engine):
         self.chosen: list[int] = []
 
     def link_state(self, peer: bytes) -> LinkStats:
-        return LinkStats(1, 16, 16, 0, 0, 0, [], [], [])
+        return LinkStats(1, 16, 16, 0, 0, [], [], [])
 
     def set_senders(self, peer: bytes, senders: int) -> None:
         self.chosen.append(senders)
@@ -533,7 +533,7 @@ def test_a_path_that_loses_packets_gets_more_connections(
 ) -> None:
     """Lost connections of the 64 with which it was opened are dialled again in any case."""
     generations = [0] * 64 + [1] * (open_count - 64) + [0] * (128 - open_count)
-    state = LinkStats(1, open_count, 128, 0, 0, 0, [], [], generations)
+    state = LinkStats(1, open_count, 128, 0, 0, [], [], generations)
     redialled: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
     monkeypatch.setattr(loop._broker, "redial", lambda peer, number, index, generation: redialled.append(index))
@@ -552,7 +552,7 @@ def test_a_connection_more_without_descriptors_is_given_up(
     """Otherwise it is dialled for ever, and each time the other end reports that it has lost it."""
     ours, theirs = socket.socketpair()
     peer, redialled = LOSSY.peer_id, list[int]()
-    state = LinkStats(1, 64, 128, 0, 0, 0, [], [], [0] * 128)
+    state = LinkStats(1, 64, 128, 0, 0, [], [], [0] * 128)
     loop._links[peer] = link_of(64)
     with theirs, monkeypatch.context() as patch, caplog.at_level(logging.INFO):
         patch.setattr(resource, "getrlimit", lambda _: (128, 128))

@@ -184,14 +184,14 @@ def test_master_messages_survive_the_wire(kind: type) -> None:
 
 def test_the_bytes_of_a_message() -> None:
     """Golden: a change of the encoding needs a new PROTOCOL_VERSION."""
-    assert m.encode(m.Leave()) == b"zp\x1d\x91\xa5leave"
-    assert m.encode(m.Withdraw(5)) == b"zp\x1d\x93\xa8withdraw\x05\xc2"
+    assert m.encode(m.Leave()) == b"zp\x1e\x91\xa5leave"
+    assert m.encode(m.Withdraw(5)) == b"zp\x1e\x93\xa8withdraw\x05\xc2"
     assert (
         m.encode(topology_vote(3, 4, m.TopologyKind.PENDING))
-        == b"zp\x1d\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
+        == b"zp\x1e\x93\xa5votes\x03\x91\x93\x04\x93\xa8topology\x02\x00\x00"
     )
     assert m.encode(HELLO).hex() == (
-        "7a701d" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
+        "7a701e" "dc0014" "a568656c6c6f" "c410612e2e2e2e2e2e2e2e2e2e2e2e2e2e2e" "c41041212121212121212121212121212121"
         "c2" "00" "a161" "91" "a3613a31" "01" "c410" "00000000000000000000000000000000" "00" "00"
         "c410" "00000000000000000000000000000000" "90" "00"
         "c410" "00000000000000000000000000000000" "c3" "00" "a0" "00" "c2"

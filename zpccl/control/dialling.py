@@ -55,6 +55,9 @@ logger = logging.getLogger("zpccl.links")
 _STAGGER_S = limits.ADDRESS_STAGGER_NS / limits.SECOND
 _OPEN_TOGETHER_DELAY_S = limits.OPEN_TOGETHER_DELAY_NS / limits.SECOND
 _UNANSWERED = "no answer in time"
+_CONNECTED = f"connected, then {_UNANSWERED}"
+_ANSWERED = "answered, then silent (does the path lose large packets? check its MTU)"
+"""The padding of one of the two has not arrived."""
 _TEXTS = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed out",
@@ -98,13 +101,14 @@ class Results:
         """The address is a name, and its addresses are dialled instead."""
         self._by_address.pop(name, None)
 
-    def connected(self, address: str) -> None:
-        """Somebody has accepted the TCP connection."""
-        self._by_address[address] = "connected, then " + _UNANSWERED
+    def note(self, address: str, text: str) -> None:
+        """The dial has got so far."""
+        self._by_address[address] = text
 
     def failed(self, address: str, error: BaseException) -> None:
-        """The dial failed."""
-        self._by_address[address] = text_of(error)
+        """The dial failed. If it was cancelled, what was noted last says why."""
+        if not isinstance(error, asyncio.CancelledError):
+            self._by_address[address] = text_of(error)
 
     def text(self, reason: str = "") -> str:
         """One line for people: each address with its result, without the local socket, which most peers do not have."""
@@ -237,19 +241,22 @@ class Dialler:
             if len(targets) > 1:
                 return targets
             target = targets[0]
-        return await self._dial_target(target, hello, secrets, lambda: results.connected(address))
+        return await self._dial_target(target, hello, secrets, lambda text: results.note(address, text))
 
     async def _dial_target(
-        self, target: _Target, hello: LinkHello, secrets: Secrets, on_connected: Callable[[], None] = lambda: None
+        self, target: _Target, hello: LinkHello, secrets: Secrets, note: Callable[[str], None] = lambda _: None
     ) -> Dialled:
         connection = await self._connect(target)
         try:
-            on_connected()
+            note(_CONNECTED)
             if hello.count == 0:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
             answer = await self._greet(connection, hello, secrets)
-            return _dialled(connection, hello, answer, secrets)
+            dialled = _dialled(connection, hello, answer, secrets)
+            note(_ANSWERED)
+            await receive(self._loop, connection, len(hello.padding))
+            return dialled
         except BaseException:
             connection.close()
             raise
@@ -267,7 +274,9 @@ class Dialler:
                     await self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
                     raise HandshakeError("the other side sets the link up")
                 answer = await receive(self._loop, connection, SIGNAL_BYTES)
-            return _dialled(connection, hello, answer, secrets)
+            dialled = _dialled(connection, hello, answer, secrets)
+            await receive(self._loop, connection, len(hello.padding))
+            return dialled
         except BaseException:
             connection.close()
             raise
@@ -305,7 +314,7 @@ class Dialler:
 
     async def _confirm(self, one: Dialled) -> None:
         let_pass_descriptors(one.connection, allowed=True)  # The other end passes them right after READY.
-        await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT))
+        await self._loop.sock_sendall(one.connection, one.transcript.encode(Signal.COMMIT) + one.hello.padding)
         one.transcript.check(await receive(self._loop, one.connection, SIGNAL_BYTES), Signal.READY)
 
 

@@ -1,17 +1,21 @@
-"""The handshake of a data connection: four fixed-size messages before the first frame.
+"""The handshake of a data connection: four messages of known sizes before the first frame.
 
     dialler                                 acceptor
       HELLO  run, from, to, nonce, index,
              ciphers, share, MAC          ->   checks that it is addressed to this peer, of its run, from a neighbour
              <-  ACCEPT nonce, cipher,         or REFUSE, or DISAGREE: no common cipher
-                        share, proof
-     COMMIT proof                        ->   once the dialler has ACCEPT on all connections of the link
+                        share, proof, padding
+     COMMIT proof, padding               ->   once the dialler has ACCEPT on all connections of the link
              <-  READY proof                   once the acceptor has COMMIT on all of them
 
 All connections of a link carry the same link nonce. A connection that replaces a lost one carries the nonce of the open
 link, the index of the lost connection, and a generation above 0; its handshake is independent of other connections, and
 READY is sent once the acceptor's data plane has taken it. After READY both sides hand their descriptors to the data
 plane. The first frame may follow at once, so neither side reads beyond the end of a message.
+
+Some paths lose all large packets (their MTU is small, and who says so is filtered). Such a path would carry the
+handshake, and no frame. So padding follows ACCEPT and COMMIT, and no link comes up there. It is sent on the first
+connection of a new link, as the others take the same path, and on each one that is added to a link later.
 
 The MAC of HELLO is a keyed hash of the rest of it. A HELLO may have been captured, so its MAC proves nothing to the
 acceptor; but without the key a dialler cannot make it do a key exchange. A proof is a keyed hash of the kind of the
@@ -48,6 +52,7 @@ SIGNAL_BYTES = _SIGNAL.size
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 NO_SHARE = bytes(SHARE_BYTES)
+_PADDING = bytes(limits.LINK_PADDING_BYTES)
 _PUBLIC_KEY = b"zpccl: this run has no secret".ljust(32, b".")
 
 
@@ -90,6 +95,11 @@ class LinkHello:
     """Public X25519 key of the sender, for this link only."""
     generation: int = 0
     """0: part of a new link. Greater: replaces a lost connection; grows with every dial for that index."""
+
+    @property
+    def padding(self) -> bytes:
+        """What follows ACCEPT and COMMIT."""
+        return b"" if self.index and not self.generation else _PADDING
 
     @property
     def ciphers(self) -> list[Cipher]:
@@ -167,7 +177,7 @@ class Transcript:
         self.nonce = nonce
         self.cipher = cipher
         self._share = share
-        self._hello = hello
+        self.hello = hello
         self._said = hello.said() + nonce + bytes([cipher]) + share
         self._key = key or _PUBLIC_KEY
 
@@ -190,7 +200,7 @@ class Transcript:
         if self.cipher is Cipher.PLAIN:
             return None
         try:
-            secret = shared_secret(private, self._share if is_dialler else self._hello.share)
+            secret = shared_secret(private, self._share if is_dialler else self.hello.share)
         except ValueError as error:
             raise HandshakeError(f"the other side's share is invalid: {error}") from None
         root = hashlib.blake2b(self._said + secret, key=self._key, person=b"zpccl seal root").digest()

@@ -456,7 +456,9 @@ class LinkBroker:
         private, share = _new_share(cipher is not Cipher.PLAIN)
         transcript = Transcript(hello, os.urandom(NONCE_BYTES), link_key, cipher, share)
         await self._loop.sock_sendall(connection, transcript.encode(Signal.ACCEPT))
+        await self._loop.sock_sendall(connection, hello.padding)  # In packets of its own.
         transcript.check(await receive(self._loop, connection, SIGNAL_BYTES), Signal.COMMIT)
+        await receive(self._loop, connection, len(hello.padding))
         keys = transcript.derive_keys(private, is_dialler=False)
         if hello.sender not in self._keys:
             raise HandshakeError("its sender is no longer a neighbour")
