@@ -368,10 +368,7 @@ def test_a_handler_closes_at_any_line_of_an_offer(name: str) -> None:
                     "withdraw": lambda comm=comm: comm.offer_state(None),
                     "before_write": offer.before_write,
                 }
-                with (
-                    closing_at(comm, number, *files) as is_closed,
-                    suppress(zpccl.InvalidUsage),
-                ):
+                with closing_at(comm, number, *files) as is_closed, suppress(zpccl.InvalidUsage):
                     calls[name]()
                 has_run = is_closed()
                 assert not (has_run and offer.is_open)

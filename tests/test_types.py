@@ -32,15 +32,9 @@ from zpccl.types import (
     "kind, names",
     [
         (ReduceOp, "SUM AVG PROD MAX MIN"),
-        (
-            Attribute,
-            "GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS LARGEST_PEER_GROUP_WORLD_SIZE",
-        ),
+        (Attribute, "GLOBAL_WORLD_SIZE LOCAL_WORLD_SIZE NUM_DISTINCT_PEER_GROUPS LARGEST_PEER_GROUP_WORLD_SIZE"),
         (SharedStateSyncStrategy, "ENFORCE_POPULAR RECEIVE_ONLY SEND_ONLY"),
-        (
-            DataType,
-            "UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE",
-        ),
+        (DataType, "UINT8 INT8 UINT16 INT16 UINT32 INT32 UINT64 INT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"),
         (DeviceType, "CPU CUDA"),
         (DistributionHint, "NONE NORMAL UNIFORM"),
         (QuantizationAlgorithm, "NONE MIN_MAX ZERO_POINT_SCALE"),

@@ -29,10 +29,7 @@ CFLAGS = {
     "thread": "-O1 -g -fsanitize=thread -fno-omit-frame-pointer",
 }
 # Also preloaded: the sanitizer intercepts C++ exceptions, so it must find the C++ runtime when it starts.
-RUNTIMES = {
-    "address": ("libasan.so", "libubsan.so", "libstdc++.so.6"),
-    "thread": ("libtsan.so", "libstdc++.so.6"),
-}
+RUNTIMES = {"address": ("libasan.so", "libubsan.so", "libstdc++.so.6"), "thread": ("libtsan.so", "libstdc++.so.6")}
 SUPPRESSIONS = ROOT / "tests" / "native" / "suppressions.tsan"
 
 

@@ -18,18 +18,7 @@ import zpccl
 from e2e import harness
 from e2e.harness import Child, Cluster, Peer, cluster, until
 from e2e.secured import reducing
-from e2e.strangers import (
-    GARBAGE,
-    GREETING,
-    MIB,
-    READY,
-    data_address,
-    dealer,
-    is_dropped,
-    raw,
-    receive,
-    server,
-)
+from e2e.strangers import GARBAGE, GREETING, MIB, READY, data_address, dealer, is_dropped, raw, receive, server
 from zpccl import limits
 from zpccl.errors import Result
 from zpccl.protocol import messages

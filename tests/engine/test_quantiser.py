@@ -10,16 +10,7 @@ import pytest
 from engine_mesh import FLOATING, storage, to_bfloat16, to_float64
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantised_reduces import (
-    QUANTISERS,
-    direct,
-    direct_bound,
-    exact,
-    ring,
-    ring_bound,
-    trees,
-    trees_bound,
-)
+from quantised_reduces import QUANTISERS, direct, direct_bound, exact, ring, ring_bound, trees, trees_bound
 from quantiser import Quantiser
 from tree_lanes import any_lanes, count_of
 

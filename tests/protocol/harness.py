@@ -615,13 +615,7 @@ def peer(name: str, group: int = 0) -> Peer:
     return Peer(pid(name), group, name, (f"{name}:1",), token(name), name)
 
 
-def fail_by(
-    bench: MasterBench,
-    one: str,
-    other: str,
-    call_id: int,
-    **changes: Any,
-) -> tuple[bytes, ...]:
+def fail_by(bench: MasterBench, one: str, other: str, call_id: int, **changes: Any) -> tuple[bytes, ...]:
     """All make the same call; later `one` reports its link to `other` as broken. Returns the order of the plan."""
     bench.begin(bench.names(), call_id, spec(**(changes or RING_ONLY)))
     attempt_id, how = list(bench.plans.items())[-1]

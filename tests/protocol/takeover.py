@@ -7,20 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from zpccl import limits
-from zpccl.protocol.messages import (
-    Decision,
-    Hello,
-    Refusal,
-    RunReport,
-)
+from zpccl.protocol.messages import Decision, Hello, Refusal, RunReport
 
-from .harness import (
-    MasterBench,
-    member_list,
-    pid,
-    pids,
-    token,
-)
+from .harness import MasterBench, member_list, pid, pids, token
 
 OLD_RUN = b"the run of before"[:16]
 

@@ -24,19 +24,8 @@ from zpccl.errors import (
     TopologyOptimizationFailed,
     UpdateTopologyFailed,
 )
-from zpccl.protocol.calls import (
-    Call,
-    error_of,
-    error_of_kick,
-    is_sync,
-)
-from zpccl.protocol.messages import (
-    Decision,
-    Report,
-    TopologySpec,
-    Vote,
-    Votes,
-)
+from zpccl.protocol.calls import Call, error_of, error_of_kick, is_sync
+from zpccl.protocol.messages import Decision, Report, TopologySpec, Vote, Votes
 
 from .harness import OPTIMIZE, UPDATE, offer, spec, sync_spec, topology_vote
 

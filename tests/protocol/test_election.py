@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zpccl.errors import Result
-from zpccl.protocol.election import (
-    Election,
-    Shape,
-    choose_revision,
-    describe_shape_difference,
-    elect,
-    validate_entries,
-)
+from zpccl.protocol.election import Election, Shape, choose_revision, describe_shape_difference, elect, validate_entries
 from zpccl.protocol.messages import FetchEntry, StateEntry, SyncSpec
 from zpccl.types import SharedStateSyncStrategy
 
@@ -154,9 +147,7 @@ KEY_SETS = [("w",), ("rng", "w"), ("v",)]
 offers_strategy = st.lists(
     st.builds(
         lambda revision, keys, contents, strategy: sync_spec(
-            revision,
-            *(entry(k, c, free=k == "rng") for k, c in zip(keys, contents, strict=False)),
-            strategy=strategy,
+            revision, *(entry(k, c, free=k == "rng") for k, c in zip(keys, contents, strict=False)), strategy=strategy
         ),
         st.sampled_from([0, 1, 1, 2]),
         st.sampled_from([*KEY_SETS, *[KEY_SETS[1]] * 6]),

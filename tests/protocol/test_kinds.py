@@ -13,15 +13,7 @@ from zpccl import limits
 from zpccl.errors import CollectiveMismatch, PeerLost, Result, TooFewPeers
 from zpccl.protocol import events
 from zpccl.protocol.effects import Broadcast, EndReduce, Reject, Resolve, Send, StartReduce
-from zpccl.protocol.messages import (
-    CollectiveSpec,
-    Decision,
-    Linked,
-    Plan,
-    TopologyKind,
-    Vote,
-    Votes,
-)
+from zpccl.protocol.messages import CollectiveSpec, Decision, Linked, Plan, TopologyKind, Vote, Votes
 from zpccl.protocol.rings import owners_of
 from zpccl.types import Algorithm, CollectiveKind, ReduceOp
 

@@ -101,8 +101,7 @@ any_spec = st.one_of(
     specs,
     st.builds(m.TopologySpec, st.sampled_from(m.TopologyKind), naturals),
     st.builds(
-        m.SyncSpec,
-        *(st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1), st.integers(0, 255)),
+        m.SyncSpec, *(st.integers(0, 2), st.integers(0, limits.REVISION_MAX), tuples(entries, 1), st.integers(0, 255))
     ),
 )
 rates = st.none() | st.integers(0, limits.RATE_TOLD_MAX)
@@ -126,13 +125,7 @@ BUILDERS: dict[type[msgspec.Struct], st.SearchStrategy[Any]] = {
     m.RunReport: st.builds(
         m.RunReport,
         hellos,
-        *(
-            naturals,
-            st.integers(0, limits.EPOCH_MAX),
-            members,
-            st.integers(0, limits.ROUND_MAX),
-            naturals,
-        ),
+        *(naturals, st.integers(0, limits.EPOCH_MAX), members, st.integers(0, limits.ROUND_MAX), naturals),
         st.none() | outcomes,
         told,
         tuples(st.builds(m.Running, plans, st.none() | specs, st.booleans())),

@@ -232,10 +232,7 @@ def test_another_version() -> None:
     assert f"it speaks protocol version 10, this peer {limits.PROTOCOL_VERSION}" in str(error)
 
 
-@pytest.mark.parametrize(
-    "refusal, kind",
-    [(Refusal.FULL, MasterUnreachable), (Refusal.UNKNOWN_SESSION, Kicked)],
-)
+@pytest.mark.parametrize("refusal, kind", [(Refusal.FULL, MasterUnreachable), (Refusal.UNKNOWN_SESSION, Kicked)])
 def test_refused_at_the_door(refusal: Refusal, kind: type[PCCLError]) -> None:
     peer = PeerBench().connecting()
     error = peer.error(peer.hear(Refused(refusal, "because")))
@@ -381,9 +378,7 @@ def test_a_collective() -> None:
     peer = PeerBench().member()
     assert peer.reduce(10) == [begin(10)]
     assert peer.plan(10) == [start(10)]
-    assert peer.handle(done()) == [
-        Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2)),
-    ]
+    assert peer.handle(done()) == [Send(Report(10, FIRST_ATTEMPT, True, digest=7, count=2))]
     assert peer.hear(committed(10)) == [EndReduce(FIRST_ATTEMPT, True), Resolve(10, 2)]
     assert peer.machine.calls == {}
 
@@ -623,9 +618,7 @@ def test_the_state_of_this_peer_has_changed(fetches: bool, has_all: bool) -> Non
     if has_all:
         peer.handle(events.FetchDone(FIRST_ATTEMPT))
     changed = events.FetchDone(FIRST_ATTEMPT, "tensor 'w' has changed", pid("a"))
-    assert peer.handle(changed) == [
-        Send(Report(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed")),
-    ]
+    assert peer.handle(changed) == [Send(Report(10, FIRST_ATTEMPT, False, pid("a"), "tensor 'w' has changed"))]
     assert peer.handle(changed) == peer.handle(events.FetchDone(FIRST_ATTEMPT)) == []
     error = peer.error(peer.hear(aborted(10, reason="a: tensor 'w' has changed")))
     assert (type(error), error.message) == (InvalidUsage, "a: tensor 'w' has changed")

@@ -34,19 +34,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.peer import State
 
-from .harness import (
-    CONNECT,
-    RUN_ID,
-    UPDATE,
-    PeerBench,
-    bench_of,
-    member_list,
-    pid,
-    pids,
-    running_attempt,
-    spec,
-    token,
-)
+from .harness import CONNECT, RUN_ID, UPDATE, PeerBench, bench_of, member_list, pid, pids, running_attempt, spec, token
 from .standby import TWO, Standby, peer_of_two
 from .takeover import OLD_RUN, hello_of, report_of
 

@@ -67,11 +67,7 @@ def test_from_offers_to_commit() -> None:
         ("b1", sync_plan(2, 1, "ab", a=1, b=2, c=3)),
         ("c1", sync_plan(3, 1, "ab", ("w", "x"), sources="ab", a=1, b=2, c=3)),
     ]
-    assert bench.fetched("c", 3) == [
-        ("a1", committed(1, 1)),
-        ("b1", committed(2, 1)),
-        ("c1", committed(3, 1)),
-    ]
+    assert bench.fetched("c", 3) == [("a1", committed(1, 1)), ("b1", committed(2, 1)), ("c1", committed(3, 1))]
     assert bench.machine.syncs.last_revision == {0: 1}
 
 
@@ -466,12 +462,7 @@ def fetched_by(bench: MasterBench, name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "links_down, source, partial_seed, free",
-    [
-        ((), "a", "c", "a"),
-        (("ad",), "b", "", "b"),
-        (("ad", "bd"), "", "c", "a"),
-        (("ac", "ad"), "b", "c", "b"),
-    ],
+    [((), "a", "c", "a"), (("ad",), "b", "", "b"), (("ad", "bd"), "", "c", "a"), (("ac", "ad"), "b", "c", "b")],
 )
 def test_keys_that_may_differ_come_from_the_source(
     links_down: tuple[str, ...], source: str, partial_seed: str, free: str
