@@ -178,6 +178,24 @@ class Net:
         assert all(body is None or body.is_released for body in kept), "a message is neither released nor dropped"
         assert not [thread for thread in threading.enumerate() if thread.name == "zpccl-state"]
 
+    def sync(self, partial_seeds: str = "", **sources: str) -> None:
+        """A sync that is committed: each peer named in `sources` holds a's state then."""
+        self.start(partial_seeds, **sources)
+        self.wait("".join(sources))
+        self.end()
+        assert all(self.holds_all(name) for name in sources)
+
+    def fail(self, partial_seeds: str = "", **sources: str) -> list[tuple[str, bytes | None, dict[bytes, str]]]:
+        """A sync that fails, and changes nothing. Returns the report of each peer named in `sources`."""
+        self.start(partial_seeds, **sources)
+        for name in sources:
+            assert self.reported[name].wait(30)
+        self.end(commit=False)
+        assert all(self.is_as_before(name) for name in sources)
+        reports = [self.reports[name] for name in sources]
+        assert all(len(of_peer) == 1 for of_peer in reports)
+        return [report for (report,) in reports]
+
     def is_as_before(self, name: str) -> bool:
         return all(np.array_equal(array, self.before[name][key]) for key, array in self.arrays[name].items())
 
@@ -242,10 +260,8 @@ def test_zeros_do_not_travel() -> None:
     """Fresh optimiser state: only the lists of digests travel."""
     zeros: Arrays = {"large": np.zeros(3 * STATE_BLOCK_BYTES // 4 + 1, np.float32), "small": np.zeros(5)}
     net = Net(a=zeros, c={key: array + 1 for key, array in zeros.items()})
-    net.start(c="a")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] == 0
+    net.sync(c="a")
+    assert net.sent["a"] == 0
 
 
 def test_small_tensors_travel_together() -> None:
@@ -253,17 +269,13 @@ def test_small_tensors_travel_together() -> None:
     net = Net(a=holds, c={key: np.zeros(25, np.int32) for key in holds})
     messages = []
     net.on_block = lambda sender, receiver: messages.append(sender)
-    net.start(c="a")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] == 3000 and len(messages) < 30
+    net.sync(c="a")
+    assert net.sent["a"] == 3000 and len(messages) < 30
 
 
 def test_progress_is_told() -> None:
     net = Net(a=1, c=0)
-    net.start(c="a")
-    net.wait("c")
-    net.end()
+    net.sync(c="a")
     assert net.moved[-1] == (SIZE, SIZE) and net.moved == sorted(net.moved)
 
 
@@ -318,21 +330,15 @@ def test_a_fetch_fails_with_the_last_holder_and_blames_it(how: str) -> None:
     """S5, S2 for state"""
     net = Net(a=1, b=1, c=0)
     net.spoil = SPOILS[how]
-    net.start(c="b")
-    assert net.reported["c"].wait(30)
-    ((error, fault, dropped),) = net.reports["c"]
+    ((error, fault, dropped),) = net.fail(c="b")
     assert error and fault == b"b" and dropped == {b"b": error}
-    net.end(commit=False)
-    assert net.is_as_before("c")
 
 
 def test_wrong_bytes_are_named() -> None:
     net = Net(a=1, b=1, c=0)
     net.spoil = SPOILS["end of a block"]
-    net.start(c="b")
-    assert net.reported["c"].wait(30)
-    assert "of 'w'" in net.reports["c"][0][0]
-    net.end(commit=False)
+    ((error, _, _),) = net.fail(c="b")
+    assert "of 'w'" in error
 
 
 def test_a_holder_whose_memory_changed_fails_the_sync_and_is_not_dropped() -> None:
@@ -386,20 +392,16 @@ def test_what_strangers_say_is_ignored(data: bytes) -> None:
 def test_all_sources_are_asked() -> None:
     net = Net(a=1, b=1, c=0)
     net.before_a = "b"
-    net.start(c="ab")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] > 0 < net.sent["b"]
+    net.sync(c="ab")
+    assert net.sent["a"] > 0 < net.sent["b"]
 
 
 def test_a_source_that_cannot_be_reached_is_done_without() -> None:
     """L2"""
     net = Net(a=1, b=1, c=0)
     net.broken.add(frozenset("ac"))
-    net.start(c="ab")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] == 0
+    net.sync(c="ab")
+    assert net.sent["a"] == 0
 
 
 def test_the_death_of_a_holder_costs_only_what_it_owed() -> None:
@@ -410,10 +412,8 @@ def test_the_death_of_a_holder_costs_only_what_it_owed() -> None:
             net.cut("b", "c")
 
     net.on_block, net.before_a = cut_after_the_first, "b"
-    net.start(c="ab")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] <= COUNT and net.reports["c"][0][2] == {b"b": "the link to it was lost"}
+    net.sync(c="ab")
+    assert net.sent["a"] <= COUNT and net.reports["c"][0][2] == {b"b": "the link to it was lost"}
 
 
 def test_a_source_whose_offer_ends_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
@@ -425,10 +425,8 @@ def test_a_source_whose_offer_ends_is_no_reason_to_warn(caplog: pytest.LogCaptur
 
     net.on_block, net.before_a = end_after_the_first, "b"
     with caplog.at_level(logging.INFO, "zpccl.state"):
-        net.start(c="ab")
-        net.wait("c")
-        net.end()
-    assert net.holds_all("c") and net.reports["c"][0][2] == {b"b": OFFER_ENDED}
+        net.sync(c="ab")
+        assert net.reports["c"][0][2] == {b"b": OFFER_ENDED}
     assert [record.levelno for record in caplog.records if OFFER_ENDED in record.message] == [logging.INFO]
 
 
@@ -436,31 +434,20 @@ def test_a_source_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(limits, "STATE_SOURCE_TIMEOUT_NS", 1)
     net = Net(a=1, b=1, c=0)
     net.deaf.add("b")
-    net.start(c="ba")
-    net.wait("c")
-    net.end()
-    assert net.holds_all("c")
+    net.sync(c="ba")
 
 
 def test_a_fetcher_gives_up_when_no_source_is_left() -> None:
     net = Net(a=1, b=1, c=0)
     net.broken |= {frozenset("ac"), frozenset("bc")}
-    net.start(c="ab")
-    assert net.reported["c"].wait(30)
-    ((error, fault, dropped),) = net.reports["c"]
+    ((error, fault, dropped),) = net.fail(c="ab")
     assert error == "requests cannot be sent to it" and fault in dropped and set(dropped) == {b"a", b"b"}
-    net.end(commit=False)
-    assert net.is_as_before("c")
 
 
 def test_a_fetcher_without_memory_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zpccl.state.contents._new_chunk", Mock(side_effect=OSError(12, "out of memory")))
     net = Net(a=1, c=0)
-    net.start(c="a")
-    assert net.reported["c"].wait(30)
-    assert net.reports["c"] == [("not enough memory for the fetched state", b"c", {})]
-    net.end(commit=False)
-    assert net.is_as_before("c")
+    assert net.fail(c="a") == [("not enough memory for the fetched state", b"c", {})]
 
 
 def test_a_lost_link_to_the_only_source_fails_the_fetch() -> None:
@@ -503,10 +490,7 @@ def test_who_fetches_serves_those_without_a_link_to_a_holder() -> None:
 def test_partial_seeds_serve_each_other_what_they_have_checked() -> None:
     """Each of three joiners gets some blocks from the others, and the holder sends less than three times the whole."""
     net = Net(a=1, b=0, c=0, d=0)
-    net.start("bcd", b="a", c="a", d="a")
-    net.wait("bcd")
-    net.end()
-    assert all(net.holds_all(name) for name in "bcd")
+    net.sync("bcd", b="a", c="a", d="a")
     assert sum(net.sent.values()) >= 3 * COUNT
 
 
@@ -517,10 +501,8 @@ def test_who_has_part_of_it_serves_that_too() -> None:
     part[2 * STATE_BLOCK_BYTES :] = 0
     net = Net(a={"w": whole}, b={"w": part}, c={"w": np.full(SIZE, 2, np.uint8)})
     net.broken.add(frozenset("ac"))
-    net.start("bc", b="a", c="")
-    net.wait("bc")
-    net.end()
-    assert net.holds_all("c") and net.sent["a"] == COUNT - 2 and net.sent["b"] == COUNT
+    net.sync("bc", b="a", c="")
+    assert net.sent["a"] == COUNT - 2 and net.sent["b"] == COUNT
 
 
 def test_a_partial_seed_that_lies_is_dropped() -> None:
@@ -536,11 +518,7 @@ def test_partial_seeds_who_have_nothing_fail_when_their_time_is_up(monkeypatch: 
     """L1: two peers fetch from each other, and neither has the blocks."""
     monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", limits.MS)
     net = Net(a=1, b=0, c=0)
-    net.start("bc", b="", c="")
-    for name in "bc":
-        assert net.reported[name].wait(30) and net.reports[name][0][0]
-    net.end(commit=False)
-    assert net.is_as_before("b") and net.is_as_before("c")
+    assert all(error for error, _, _ in net.fail("bc", b="", c=""))
 
 
 def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,12 +529,8 @@ def test_nobody_is_blamed_who_waits_for_the_same(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(limits, "STATE_STALL_TIMEOUT_NS", 100 * limits.MS)
     net = Net(a=1, b=0, c=0)
     net.broken |= {frozenset("ab"), frozenset("ac")}
-    net.start("bc", b="a", c="a")
-    for name in "bc":
-        assert net.reported[name].wait(30)
-        ((error, fault, dropped),) = net.reports[name]
+    for error, fault, dropped in net.fail("bc", b="a", c="a"):
         assert error and fault is None and dropped[b"a"] == "requests cannot be sent to it"
-    net.end(commit=False)
 
 
 # --- The user's thread ------------------------------------------------------------------------------------------------
@@ -624,12 +598,8 @@ def test_tensors_of_the_same_memory_whose_elected_contents_differ(count: int, ow
         a={"t": np.full(size, 1, np.uint8), "u": np.full(size, 2, np.uint8)},
         b={"t": tied, "u": tied},
     )
-    net.start(b="a")
-    assert net.reported["b"].wait(30)
-    ((error, fault, _),) = net.reports["b"]
+    ((error, fault, _),) = net.fail(b="a")
     assert error == "tensors 't' and 'u' are the same memory here, but their elected contents differ" and fault == b"b"
-    net.end(commit=False)
-    assert net.is_as_before("b")
 
 
 @pytest.mark.parametrize("value", [0, 7])
@@ -640,10 +610,7 @@ def test_tensors_of_the_same_memory(value: int) -> None:
         a={"t": held, "u": held.copy().view(np.float32), "v": np.full(9, value, np.uint8), "w": held[:9].copy()},
         b={"t": tied, "u": tied.view(np.float32), "v": (small := np.full(9, 1, np.uint8)), "w": small},
     )
-    net.start(b="a")
-    net.wait("b")
-    net.end()
-    assert net.holds_all("b")
+    net.sync(b="a")
 
 
 def test_a_tensor_that_may_differ_hides_no_conflict_of_others() -> None:
@@ -659,10 +626,7 @@ def test_what_was_fetched_is_freed_without_a_collection_of_garbage() -> None:
     """B1: it may be as large as the state."""
     with without_collector():
         net = Net(a=1, b=2)
-        net.start(b="a")
-        net.wait("b")
-        net.end()
-        assert net.holds_all("b")
+        net.sync(b="a")
         left = [weakref.ref(each) for each in net.transfers.values()]
         net.transfers.clear()
         net.threads.clear()
@@ -685,10 +649,7 @@ def test_who_asks_for_announcements_before_the_plan_is_known_is_ignored() -> Non
     """S6: the channel of an offer opens a moment earlier, and can be guessed."""
     net = Net(a=1, b=2)
     net.put("b", "a", messages.encode(Want()))
-    net.start(b="a")
-    net.wait("b")
-    net.end()
-    assert net.holds_all("b")
+    net.sync(b="a")
 
 
 def test_an_interrupt_while_blocks_are_handed_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
