@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
+from collections.abc import Iterator
 
 from e2e.harness import HANG_SECONDS
 from e2e.strangers import raw, read
@@ -49,6 +51,11 @@ class Broker:
         """Opens a link to another broker, at its own address or at the given ones."""
         self.broker.open(Neighbour(other.peer_id, "other", addresses or (other.address,), dial, key))
 
+    def dial(self, other: Broker, *addresses: str, key: bytes = b"") -> None:
+        """Dials a link to another broker, which waits for it."""
+        other.meet(self, key=key)
+        self.meet(other, *addresses, dial=True, key=key)
+
     def link(self) -> NewLink:
         """Waits for a link. It is closed together with this broker."""
         link = self.links.get(timeout=HANG_SECONDS)
@@ -65,6 +72,12 @@ class Broker:
         """Waits for the reason of a failure."""
         return self.failures.get(timeout=HANG_SECONDS)[1]
 
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self.broker.close()
         while not self.links.empty():
@@ -78,6 +91,15 @@ class Broker:
         """Closes the broker. True if it had nothing to hand over."""
         self.broker.close()
         return self.links.empty() and self.added.empty()
+
+
+@contextlib.contextmanager
+def brokers(
+    *names: str, connections: int = 3, local: bool = False, ciphers: tuple[Cipher, ...] = ()
+) -> Iterator[list[Broker]]:
+    """Brokers that are alike."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Broker(name, connections, ciphers, local=local)) for name in names]
 
 
 def say_hello(connection: socket.socket, hello: LinkHello, key: bytes = b"") -> Transcript:

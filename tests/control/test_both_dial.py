@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from brokers import RUN, Broker, say_hello, shake_hands
+from brokers import RUN, Broker, brokers, say_hello, shake_hands
 from e2e.harness import HANG_SECONDS, until
 from e2e.strangers import raw, read, reset_when_closed
 
@@ -23,18 +23,6 @@ from zpccl.errors import InvalidUsage
 from zpccl.protocol.messages import Neighbour
 
 ROUNDS = 40
-
-
-@contextlib.contextmanager
-def brokers(
-    *names: str, connections: int = 3, local: bool = False, ciphers: tuple[Cipher, ...] = ()
-) -> Iterator[list[Broker]]:
-    made = [Broker(name, connections, ciphers, local=local) for name in names]
-    try:
-        yield made
-    finally:
-        for broker in made:
-            broker.close()
 
 
 class Far:
@@ -190,8 +178,7 @@ def test_the_smaller_id_takes_what_the_other_commits() -> None:
 def test_a_link_that_is_there_is_not_dialled() -> None:
     """The other end's link may be complete while the order to dial is on its way."""
     with brokers("one", "other", connections=1) as (one, other):
-        other.meet(one)
-        one.meet(other, dial=True)
+        one.dial(other)
         one.link(), other.link()
         other.meet(one, dial=True)
         assert one.has_no_link() and other.has_no_link()
@@ -256,8 +243,7 @@ def test_a_peer_that_dials_itself_notices() -> None:
         for broker in (a, b):
             broker.broker.open(Neighbour(b"c" * 16, "c", ("127.0.0.1:1", broker.address), dial=True))
             assert "refused" in broker.failure()
-        a.meet(b, dial=True)
-        b.meet(a)
+        a.dial(b)
         a.link(), b.link()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import socket
@@ -39,6 +40,16 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
+@contextlib.contextmanager
+def visit(dials: DialBacks, listener: socket.socket) -> Iterator[socket.socket]:
+    """The connection that the master dials to this port."""
+    assert dials.dial(HOST, port_of(listener), TOKEN, 0)
+    visitor, _ = listener.accept()
+    with visitor:
+        visitor.settimeout(HANG_SECONDS)
+        yield visitor
+
+
 def serve_next(dials: DialBacks, now_ns: int = 0) -> None:
     """Serves after the next event."""
     assert select.select([dials.fileno()], [], [], HANG_SECONDS)[0], "nothing happens"
@@ -46,10 +57,7 @@ def serve_next(dials: DialBacks, now_ns: int = 0) -> None:
 
 
 def test_who_shows_half_of_the_token_gets_the_other(dials: DialBacks, listener: socket.socket) -> None:
-    assert dials.dial(HOST, port_of(listener), TOKEN, 0)
-    visitor, _ = listener.accept()
-    with visitor:
-        visitor.settimeout(HANG_SECONDS)
+    with visit(dials, listener) as visitor:
         visitor.sendall(HALF)
         serve_next(dials)
         assert visitor.recv(100) == REST
@@ -60,9 +68,7 @@ def test_who_shows_half_of_the_token_gets_the_other(dials: DialBacks, listener: 
 def test_a_visitor_that_ends_too_soon_causes_no_signal(dials: DialBacks, listener: socket.socket) -> None:
     """Its half of the token is there, but its connection is reset. The default handler of SIGPIPE ends the program."""
     signals: list[int] = []
-    assert dials.dial(HOST, port_of(listener), TOKEN, 0)
-    visitor, _ = listener.accept()
-    with visitor:
+    with visit(dials, listener) as visitor:
         visitor.sendall(HALF)
         visitor.shutdown(socket.SHUT_WR)
         reset_when_closed(visitor)
@@ -74,10 +80,7 @@ def test_a_visitor_that_ends_too_soon_causes_no_signal(dials: DialBacks, listene
 @pytest.mark.parametrize("said", [b"SSH-2.0-", b"", HALF[:-1], REST])
 def test_other_programs_are_told_nothing(dials: DialBacks, listener: socket.socket, said: bytes) -> None:
     """S7: nobody can use the master to talk to other programs."""
-    dials.dial(HOST, port_of(listener), TOKEN, 0)
-    visitor, _ = listener.accept()
-    with visitor:
-        visitor.settimeout(HANG_SECONDS)
+    with visit(dials, listener) as visitor:
         visitor.sendall(said)
         visitor.shutdown(socket.SHUT_WR)
         serve_next(dials)
@@ -86,11 +89,8 @@ def test_other_programs_are_told_nothing(dials: DialBacks, listener: socket.sock
 
 def test_who_says_nothing_is_left_in_time(dials: DialBacks, listener: socket.socket) -> None:
     """L1."""
-    dials.dial(HOST, port_of(listener), TOKEN, 0)
-    assert dials.deadline_ns() == limits.DIAL_BACK_TIMEOUT_NS
-    visitor, _ = listener.accept()
-    with visitor:
-        visitor.settimeout(HANG_SECONDS)
+    with visit(dials, listener) as visitor:
+        assert dials.deadline_ns() == limits.DIAL_BACK_TIMEOUT_NS
         dials.serve(limits.DIAL_BACK_TIMEOUT_NS - 1)
         dials.serve(limits.DIAL_BACK_TIMEOUT_NS)
         assert visitor.recv(100) == b""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from brokers import RUN, Broker, say_hello, shake_hands
+from brokers import RUN, Broker, brokers, say_hello, shake_hands
 from e2e.harness import HANG_SECONDS, until
 from e2e.strangers import is_dropped, raw, read
 
@@ -31,10 +31,8 @@ from zpccl.protocol.messages import Neighbour
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Broker, Broker]]:
-    one, other = Broker("one", 3), Broker("other", 5)
-    yield one, other
-    one.close()
-    other.close()
+    with Broker("one", 3) as one, Broker("other", 5) as other:
+        yield one, other
 
 
 def talk(link: list[socket.socket], other: list[socket.socket]) -> None:
@@ -68,16 +66,11 @@ def test_the_dialler_chooses_by_round_trip_and_congestion_control(
     """Both ends get the same number if the dialler's user named none. The acceptor's user is not asked."""
     monkeypatch.setattr("zpccl.control.dialling.round_trip_ns", lambda _: round_trip_ms * limits.MS)
     monkeypatch.setattr("zpccl.control.dialling.congestion_control", lambda _: name)
-    one, other = Broker("one", 0), Broker("other", 5)
-    try:
-        other.meet(one)
-        one.meet(other, dial=True)
+    with Broker("one", 0) as one, Broker("other", 5) as other:
+        one.dial(other)
         theirs, ours = one.link().sockets, other.link().sockets
         assert len(theirs) == count
         talk(theirs, ours)
-    finally:
-        one.close()
-        other.close()
 
 
 def test_a_kernel_without_bbr_is_named_once_by_each_end(
@@ -85,8 +78,7 @@ def test_a_kernel_without_bbr_is_named_once_by_each_end(
 ) -> None:
     monkeypatch.setattr("zpccl.control.dialling.use_bbr", lambda _: False)
     one, other = pair
-    one.meet(other)
-    other.meet(one, dial=True)
+    other.dial(one)
     assert len(one.link().sockets) == len(other.link().sockets) > 1
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert all("tcp_allowed_congestion_control" in record.getMessage() for record in caplog.records)
@@ -94,9 +86,8 @@ def test_a_kernel_without_bbr_is_named_once_by_each_end(
 
 def test_the_right_address_is_found_among_wrong_ones(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.meet(one)
     wrong = ("127.0.0.1:1", "nonsense", "a..b:5", "no.such.host.invalid:5", one.address)
-    one.meet(other, *wrong, other.address, dial=True)
+    one.dial(other, *wrong, other.address)
     talk(one.link().sockets, other.link().sockets)
 
 
@@ -111,9 +102,8 @@ def test_all_addresses_of_a_name_are_tried(monkeypatch: pytest.MonkeyPatch, pair
         return ask(host, *arguments, **keywords)
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
-    other.meet(one)
     port = other.address.rpartition(":")[2]
-    one.meet(other, f"two.test:{port}", dial=True)
+    one.dial(other, f"two.test:{port}")
     talk(one.link().sockets, other.link().sockets)
     one.broker.close_link(other.peer_id)
     one.meet(other, "two.test:1", dial=True)
@@ -135,8 +125,7 @@ def test_a_dial_that_fails_is_reported_and_may_be_repeated(
 def test_another_run_is_refused(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
     other.broker.set_run(b"x" * 16)
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     assert "refused" in one.failure()
 
 
@@ -169,8 +158,7 @@ def test_a_lack_of_descriptors_does_not_fill_the_log(
     monkeypatch.setattr(limits, "RECONNECT_INTERVAL_NS", limits.MS)
     monkeypatch.setattr(limits, "REFUSALS_LOGGED_MAX", 3)
     monkeypatch.setattr(socket.socket, "accept", fail_at_first)
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     talk(one.link().sockets, other.link().sockets)
     assert len([record for record in caplog.records if "cannot accept" in record.getMessage()]) == 3
 
@@ -178,13 +166,10 @@ def test_a_lack_of_descriptors_does_not_fill_the_log(
 def test_closing_in_the_middle_leaks_nothing(pair: tuple[Broker, Broker]) -> None:
     """Here a warning about an unclosed socket is an error."""
     for _ in range(20):
-        one, other = Broker("a", 8), Broker("b", 8)
-        other.meet(one)
-        one.meet(other, dial=True)
-        one.broker.close_link(other.peer_id)
-        one.meet(other, dial=True)
-        one.close()
-        other.close()
+        with Broker("a", 8) as one, Broker("b", 8) as other:
+            one.dial(other)
+            one.broker.close_link(other.peer_id)
+            one.meet(other, dial=True)
 
 
 def test_a_link_that_is_not_wanted_any_more_is_not_dialled(pair: tuple[Broker, Broker]) -> None:
@@ -240,8 +225,7 @@ def test_strangers_leave_descriptors_to_the_program(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(raw(other.address)) for _ in range(30)]
-        other.meet(one)
-        one.meet(other, dial=True)
+        one.dial(other)
         talk(one.link().sockets, other.link().sockets)
         silent_count = sum(handshake.host != "" for handshake in list(other.broker._handshakes.values()))
         assert silent_count <= 10
@@ -343,21 +327,18 @@ def test_a_question_without_a_thread_is_answered(pair: tuple[Broker, Broker], mo
 def test_few_outsiders_are_dialled_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: the silent addresses of many would use up the descriptors. Members do not wait for them."""
     monkeypatch.setattr(limits, "OUTSIDER_DIALS_MAX", 1)
-    one, outsider, member = (Broker(name, 1) for name in ("one", "outsider", "member"))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        brokers("one", "outsider", "member", connections=1) as (one, outsider, member),
+    ):
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        try:
-            for other in (outsider, member):
-                other.meet(one)
-            one.broker.open(Neighbour(b"s" * 16, "silent", (address,), True, b""), is_outsider=True)
-            one.broker.open(Neighbour(outsider.peer_id, "", (outsider.address,), True, b""), is_outsider=True)
-            one.meet(member, dial=True)
-            assert one.link().peer_id == member.peer_id
-            one.broker.close_link(b"s" * 16)
-            assert one.link().peer_id == outsider.peer_id
-        finally:
-            for broker in (one, outsider, member):
-                broker.close()
+        outsider.meet(one)
+        one.broker.open(Neighbour(b"s" * 16, "silent", (address,), True, b""), is_outsider=True)
+        one.broker.open(Neighbour(outsider.peer_id, "", (outsider.address,), True, b""), is_outsider=True)
+        one.dial(member)
+        assert one.link().peer_id == member.peer_id
+        one.broker.close_link(b"s" * 16)
+        assert one.link().peer_id == outsider.peer_id
 
 
 def test_many_names_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

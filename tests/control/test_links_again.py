@@ -22,14 +22,11 @@ COUNT = 3
 @pytest.fixture
 def pair() -> Iterator[tuple[Broker, Broker]]:
     """The first broker has dialled a link to the second."""
-    one, other = Broker("one", COUNT), Broker("other", COUNT)
-    other.meet(one)
-    one.meet(other, dial=True)
-    one.link()
-    other.link()
-    yield one, other
-    one.close()
-    other.close()
+    with Broker("one", COUNT) as one, Broker("other", COUNT) as other:
+        one.dial(other)
+        one.link()
+        other.link()
+        yield one, other
 
 
 def test_the_acceptor_has_it_first(pair: tuple[Broker, Broker]) -> None:
@@ -115,8 +112,7 @@ def test_a_connection_of_no_open_link_is_refused(pair: tuple[Broker, Broker]) ->
     for broker in pair:
         broker.broker.lose_link(other.peer_id if broker is one else one.peer_id, 1)
     recorder = Recorder(other.address, COUNT)
-    other.meet(one)
-    one.meet(other, recorder.address, dial=True)
+    one.dial(other, recorder.address)
     one.link()
     other.link()
     recorder.join()

@@ -29,12 +29,8 @@ BEST = max(available())
 @contextlib.contextmanager
 def two(dialler: tuple[Cipher, ...], acceptor: tuple[Cipher, ...]) -> Iterator[tuple[Broker, Broker]]:
     """Alice and Bob, and the ciphers that each offers."""
-    alice, bob = Broker("alice", COUNT, dialler), Broker("bob", COUNT, acceptor)
-    try:
+    with Broker("alice", COUNT, dialler) as alice, Broker("bob", COUNT, acceptor) as bob:
         yield alice, bob
-    finally:
-        alice.close()
-        bob.close()
 
 
 @pytest.fixture
@@ -95,8 +91,7 @@ def test_an_impostor_at_one_address_does_not_hide_the_peer(pair: tuple[Broker, B
 def test_no_link_without_a_key_where_the_run_has_a_secret(pair: tuple[Broker, Broker]) -> None:
     """Both sides fail closed."""
     alice, bob = pair
-    bob.meet(alice)
-    alice.meet(bob, dial=True)
+    alice.dial(bob)
     assert "no key" in alice.failure() and "no key" in bob.failure()
 
 

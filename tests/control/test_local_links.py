@@ -31,10 +31,8 @@ COUNT = 3
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, Broker]]:
     """The parameter says which brokers have a local socket; by default both have one."""
     one_local, other_local = getattr(request, "param", (True, True))
-    one, other = Broker("one", COUNT, local=one_local), Broker("other", COUNT, local=other_local)
-    yield one, other
-    one.close()
-    other.close()
+    with Broker("one", COUNT, local=one_local) as one, Broker("other", COUNT, local=other_local) as other:
+        yield one, other
 
 
 def families(one: Broker, other: Broker) -> set[socket.AddressFamily]:
@@ -50,39 +48,32 @@ def families(one: Broker, other: Broker) -> set[socket.AddressFamily]:
 
 def test_they_meet_at_the_local_socket_first(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     assert families(one, other) == {socket.AF_UNIX}
 
 
 def test_no_other_address_is_needed(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.meet(one)
-    one.meet(other, "127.0.0.1:1", dial=True)
+    one.dial(other, "127.0.0.1:1")
     assert families(one, other) == {socket.AF_UNIX}
 
 
 @pytest.mark.parametrize("pair", [(True, False), (False, True)], indirect=True)
 def test_where_one_has_none_they_use_tcp(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     assert families(one, other) == {socket.AF_INET}
 
 
 def test_the_link_is_authenticated_as_over_tcp() -> None:
     """S7: a peer without the pair's key is refused at the local address and at the other one."""
     ciphers = (Cipher.PLAIN,)
-    one, other = Broker("one", COUNT, ciphers, local=True), Broker("other", COUNT, ciphers, local=True)
-    try:
+    with Broker("one", COUNT, ciphers, local=True) as one, Broker("other", COUNT, ciphers, local=True) as other:
         other.meet(one, key=b"k" * 32)
         one.meet(other, dial=True, key=b"w" * 32)
         assert "closed" in one.failure()
         one.meet(other, dial=True, key=b"k" * 32)
         assert families(one, other) == {socket.AF_UNIX}
-    finally:
-        one.close()
-        other.close()
 
 
 def test_a_failure_names_only_what_a_person_can_look_at(pair: tuple[Broker, Broker]) -> None:
@@ -95,8 +86,7 @@ def test_a_failure_names_only_what_a_person_can_look_at(pair: tuple[Broker, Brok
 
 def test_a_lost_connection_comes_back_there(pair: tuple[Broker, Broker]) -> None:
     one, other = pair
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     assert families(one, other) == {socket.AF_UNIX}
     one.broker.redial(other.peer_id, 1, 2, 0)
     theirs = other.connection()
@@ -144,16 +134,14 @@ def test_strangers_pass_no_descriptors(pair: tuple[Broker, Broker]) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(local_address(other.peer_id))
         assert not lets_pass_descriptors(stranger)
-    other.meet(one)
-    one.meet(other, dial=True)
+    one.dial(other)
     for connection in (*one.link().sockets, *other.link().sockets):
         assert lets_pass_descriptors(connection)
 
 
 @pytest.mark.usefixtures("forbids_descriptors")
 def test_who_has_the_name_of_a_neighbour_passes_no_descriptors() -> None:
-    one = Broker("one", COUNT, local=True)
-    with contextlib.closing(one), socket.socket(socket.AF_UNIX) as impostor:
+    with Broker("one", COUNT, local=True) as one, socket.socket(socket.AF_UNIX) as impostor:
         name = b"named".ljust(16, b".")
         impostor.bind(local_address(name))
         impostor.listen()
@@ -165,7 +153,7 @@ def test_who_has_the_name_of_a_neighbour_passes_no_descriptors() -> None:
 
 
 def test_the_name_is_free_when_the_peer_is_gone() -> None:
-    with contextlib.closing(Broker("one", COUNT, local=True)):
+    with Broker("one", COUNT, local=True):
         assert listen_locally(b"one".ljust(16, b".")) is None, "it is taken"
     again = listen_locally(b"one".ljust(16, b"."))
     assert again is not None
@@ -192,7 +180,7 @@ def test_strangers_that_end_too_soon_cause_no_signal() -> None:
     hello = LinkHello(RUN, b"s" * 16, b"another peer".ljust(16), bytes(16), 0, 1).encode(b"")
     signals: list[int] = []
     with (
-        contextlib.closing(Broker("one", COUNT, local=True)) as one,
+        Broker("one", COUNT, local=True) as one,
         handling(signal.SIGPIPE, lambda number, _: signals.append(number)),
     ):
         for _ in range(100):
