@@ -82,7 +82,8 @@ class Joining:
         return self.run.start(self.comm.connect, prefetch=state, **options)
 
     def admit(self, connected: Future[None]) -> None:
-        """Members hear when the joiner is ready, and admit it."""
+        """Lets the joiner go on. Members hear when it is ready, and admit it."""
+        self.go_on.set()
         while not connected.done():
             pending = [finish(f) for f in [self.run.start(comm.are_peers_pending) for comm in self.members]]
             if any(pending):
@@ -130,7 +131,6 @@ def test_members_go_on_while_a_joiner_fetches(joining: Joining, copy: bool) -> N
         assert run.all(lambda comm: comm.are_peers_pending()) == [False, False]
         run.all(lambda comm: comm.update_topology())
     assert not connected.done() and all(comm.world_size == 2 for comm in run.comms)
-    joining.go_on.set()
     joining.admit(connected)
     assert is_equal(own, states[0])
     assert joining.sync(states, own).rx_bytes < 1 * KIB
@@ -139,11 +139,9 @@ def test_members_go_on_while_a_joiner_fetches(joining: Joining, copy: bool) -> N
 
 def test_the_state_has_gone_on_meanwhile(joining: Joining) -> None:
     """The sync fetches the difference, which is one block of six here."""
-    joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states)
-    connected = joining.connect(own)
-    joining.admit(connected)
+    joining.admit(joining.connect(own))
     for state in states:
         array(state, "w")[0] ^= 1
         state.push_revision()
@@ -158,7 +156,6 @@ def test_a_member_dies_while_it_serves(joining: Joining) -> None:
     connected = joining.connect(own)
     assert joining.seen.wait(60)
     joining.members.pop(0).close()
-    joining.go_on.set()
     joining.admit(connected)
     assert is_equal(own, states[1])
 
@@ -173,7 +170,6 @@ def test_who_writes_copies_first(joining: Joining) -> None:
     for offer, state in zip(offers, states, strict=True):
         offer.before_write(["w"])
         array(state, "w")[:] = 0
-    joining.go_on.set()
     joining.admit(connected)
     assert is_equal(own, expected)
     assert all(offer.is_open for offer in offers)
@@ -192,7 +188,6 @@ def changing_when_served(monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
 
 def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
     """S5: the writer's offer ends, and the error names the tensor. The joiner gets the other member's whole state."""
-    joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     expected = state_of(7, revision=4)
     offers = offers_of(joining, states, copy=False)
@@ -201,8 +196,7 @@ def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyP
         array(states[0], "w")[:] = 0
 
     changing_when_served(monkeypatch, change)
-    connected = joining.connect(own)
-    joining.admit(connected)
+    joining.admit(joining.connect(own))
     assert is_equal(own, expected)
     until(lambda: not offers[0].is_open)
     assert "'w'" in offers[0].error
@@ -211,7 +205,6 @@ def test_who_writes_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyP
 
 def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
     """The joiner is admitted, with its memory as it was."""
-    joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     offers_of(joining, states, copy=False)
 
@@ -226,7 +219,6 @@ def test_all_write_without_a_word(joining: Joining, monkeypatch: pytest.MonkeyPa
 
 def test_an_offer_is_replaced_while_it_is_fetched(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
     """The joiner hears of it, and gets all of the new offer."""
-    joining.go_on.set()
     states, own = [state_of(7, revision=4) for _ in range(2)], state_of(1)
     first = offers_of(joining, states)
     asked, on_request = threading.Event(), Server.on_request
@@ -249,7 +241,6 @@ def test_an_offer_is_replaced_while_it_is_fetched(joining: Joining, monkeypatch:
 
 
 def test_the_highest_revision_is_fetched(joining: Joining) -> None:
-    joining.go_on.set()
     states, own = [state_of(7, revision=4), state_of(8, revision=5)], state_of(1)
     offers_of(joining, states)
     joining.admit(joining.connect(own))
@@ -259,7 +250,6 @@ def test_the_highest_revision_is_fetched(joining: Joining) -> None:
 def test_keys_that_may_differ_come_from_one_of_those_who_offer(joining: Joining) -> None:
     """All members have the same contents of all other keys: these come from all members. The progress is that of all
     keys."""
-    joining.go_on.set()
     states, own = [state_of(7, revision=4, rng=number) for number in (1, 2)], state_of(1, rng=3)
     offers_of(joining, states)
     joining.admit(joining.connect(own))
@@ -273,9 +263,7 @@ def test_a_prefetch_that_takes_too_long(joining: Joining) -> None:
     """It is given up, and the memory is as before."""
     offers_of(joining, [state_of(7, revision=4) for _ in range(2)])
     own = state_of(1)
-    connected = joining.connect(own, prefetch_timeout=0.001)
-    joining.go_on.set()
-    joining.admit(connected)
+    joining.admit(joining.connect(own, prefetch_timeout=0.001))
     assert is_equal(own, state_of(1))
 
 
@@ -336,7 +324,6 @@ def test_tensors_of_the_same_memory_whose_offered_contents_differ(joining: Joini
     )
     infos = [zpccl.TensorInfo.from_numpy(tied, name) for name in "wx"]
     own = zpccl.SharedState([*infos, zpccl.TensorInfo.from_numpy(np.zeros(5, np.int64), "b")])
-    joining.go_on.set()
     joining.admit(joining.connect(own))
     assert own.revision == 0 and not tied.any() and not array(own, "b").any()
 
@@ -353,7 +340,6 @@ def test_tensors_of_the_same_memory_of_which_one_may_differ(joining: Joining) ->
 
     offers_of(joining, [state(7, 4), state(7, 4)])
     own = state(1, 0)
-    joining.go_on.set()
     joining.admit(joining.connect(own))
     assert own.revision == 4 and (array(own, "w") == 7).all()
 
