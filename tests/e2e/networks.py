@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +74,28 @@ def connection(network: Namespaces, one: int, other: int) -> Iterator[tuple[sock
         accepted = stack.enter_context(listener.accept()[0])
         accepted.settimeout(harness.HANG_SECONDS)
         yield dialled, accepted
+
+
+def check_a_cut_is_silent(
+    network: Namespaces, cut: Callable[[], object], heal: Callable[[], object], resends: int
+) -> None:
+    """A path from host 0 to host 1 is cut: there is no RST, other paths work, and what was sent comes after all."""
+    with connection(network, 0, 1) as (dialled, accepted):
+        dialled.sendall(b"before")
+        assert accepted.recv(100) == b"before"
+        cut()
+        dialled.sendall(b"lost")
+        wait_for_resends(network, 0, resends)
+        assert dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        accepted.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            accepted.recv(100)
+        with connection(network, 0, 2) as (to_third, from_first):
+            to_third.sendall(b"other paths work")
+            assert from_first.recv(100) == b"other paths work"
+        heal()
+        accepted.settimeout(harness.HANG_SECONDS)
+        assert accepted.recv(100) == b"lost"
 
 
 def is_running(pid: int) -> bool:
