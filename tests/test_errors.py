@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from collections.abc import Callable
@@ -61,13 +62,13 @@ def test_nobody_controls_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_errors_travel_between_processes(kind: type[PCCLError]) -> None:
+def test_errors_can_be_copied_and_travel_between_processes(kind: type[PCCLError]) -> None:
     """As multiprocessing and torch.distributed.elastic send them."""
     error = kind("what was seen")
     error.function = "all_reduce"
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is kind
-    assert (str(copy), copy.result, vars(copy)) == (str(error), error.result, vars(error))
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(twin) is kind
+        assert (str(twin), twin.result, vars(twin)) == (str(error), error.result, vars(error))
 
 
 @pytest.mark.parametrize(
