@@ -62,6 +62,14 @@ SIMPLE = Script(
 )
 
 
+def cluster_of(seed: int, peers: int) -> Cluster:
+    """A cluster without faults whose peers are all members."""
+    cluster = Cluster(seed, peer_count=peers, script=SIMPLE)
+    while len(cluster.master.machine.registry.order) < peers:
+        cluster.run(steps=1, faults=STILL)
+    return cluster
+
+
 # --- The protocol -----------------------------------------------------------------------------------------------------
 
 
@@ -171,10 +179,7 @@ def test_what_is_left_of_a_strike_does_not_outlast_the_faults() -> None:
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_a_broken_path_costs_one_attempt_and_nobody(is_cut: bool) -> None:
     """L2: for a cut and for a black hole, all go on in another order as soon as the ends of the path have noticed."""
-    cluster = Cluster(7, peer_count=5, script=SIMPLE)
-    cluster.run(steps=1, faults=STILL)
-    while len(cluster.master.machine.registry.order) < 5:
-        cluster.run(steps=1, faults=STILL)
+    cluster = cluster_of(7, 5)
     registry, progress = cluster.master.machine.registry, cluster.checkers.liveness
     one, other, *_ = (peer.peer_id for peer in registry.order)
     while not cluster.links.are_linked(one, other):
@@ -233,10 +238,7 @@ def members_after_an_outage(alone_s: int) -> int:
     Args:
         alone_s: how many seconds before it notices the outage the master removes one of them for that path; 0: never.
     """
-    cluster = Cluster(0, peer_count=2, script=SIMPLE)
-    cluster.run(steps=1, faults=STILL)
-    while len(cluster.master.machine.registry.order) < 2:
-        cluster.run(steps=1, faults=STILL)
+    cluster = cluster_of(0, 2)
     master, order = cluster.master, cluster.master.machine.registry.order
     one, other = (peer.peer_id for peer in order)
     cluster.note("path cut", cluster.nodes[one], cluster.nodes[other], lasts=True)
@@ -662,9 +664,7 @@ def test_clocks_of_processes_differ_and_agree_with_their_timers() -> None:
 @pytest.mark.parametrize("seconds", [2, 20])
 def test_a_stalled_path_holds_what_it_carries(to_master: bool, to_peer: bool, seconds: int) -> None:
     """The bytes come late and in order, or are lost if the path stalls until an end has waited too long."""
-    cluster = Cluster(3, peer_count=1, script=SIMPLE)
-    while not cluster.master.machine.registry.order:
-        cluster.run(steps=1, faults=STILL)
+    cluster = cluster_of(3, 1)
     (node,) = cluster.live_nodes()
     connection = node.connection
     assert connection is not None
@@ -735,12 +735,7 @@ def test_a_connection_keeps_order_and_loses_only_its_tail() -> None:
 
 def test_an_attempt_needs_all_its_peers_and_its_ring() -> None:
     """No peer gets a sum before all have started, and a peer that is cut off gets none."""
-    cluster = Cluster(1, peer_count=3, script=SIMPLE)
-    cluster.run(steps=1, faults=STILL)
-    while len(cluster.master.machine.registry.order) < 3 or cluster.dataplane.attempts:
-        cluster.run(steps=1, faults=STILL)
-        if len(cluster.master.machine.registry.order) == 3:
-            break
+    cluster = cluster_of(1, 3)
     nodes = cluster.live_nodes()
     order = tuple(node.peer_id for node in nodes)
     buffers = [Buffer(1), Buffer(10), Buffer(100)]

@@ -139,6 +139,8 @@ def test_alone_in_its_group_though_not_in_the_run() -> None:
         ({"quantization": 1}, ("NONE from a, c", "MIN_MAX from b")),
         ({"quantized_datatype": 1}, ("UINT8 from a, c", "INT8 from b")),
         ({"block_size": 64}, ("256 from a, c", "64 from b")),
+        ({"algorithm": Algorithm.DIRECT}, ("RING from a, c", "DIRECT from b")),
+        ({"min_world_size": 2}, ("0 from a, c", "2 from b")),
         ({"count": 9, "op": 1}, ("8 from a, c", "9 from b")),
     ],
 )

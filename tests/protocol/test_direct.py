@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from zpccl import limits
-from zpccl.errors import Result
 from zpccl.protocol import events
 from zpccl.protocol.effects import Send, StartReduce
 from zpccl.protocol.messages import Linked, Plan, Reducing, Refusal, Refused, Report
@@ -100,15 +99,6 @@ def test_means_of_integers_teach_nothing() -> None:
     assert planned(bench, 1, Algorithm.RING, count=LARGE, datatype=DataType.UINT8, op=ReduceOp.AVG) is Algorithm.RING
     finish(bench, 1, duration_us=1_000_000_000)
     assert bench.machine.collectives.planner.speeds == {}
-
-
-def test_voters_must_agree_on_it() -> None:
-    bench = bench_of("ab")
-    bench.begin("a", 1, spec(algorithm=Algorithm.RING))
-    bench.begin("b", 1, spec(algorithm=Algorithm.DIRECT))
-    answer = bench.decision("a", 1)
-    assert (answer.result, answer.field) == (Result.INVALID_USAGE, "algorithm")
-    assert answer.values == ("RING from a", "DIRECT from b")
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.AUTO, Algorithm.DIRECT])

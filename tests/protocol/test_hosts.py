@@ -97,31 +97,31 @@ def test_a_peer_without_a_host_begins_by_itself() -> None:
     assert bench.names() == "x"
 
 
+def see(bench: MasterBench) -> None:
+    """All acknowledge the list, and those that follow from that."""
+    while not bench.machine.registry.is_committed:
+        for name in bench.connections:
+            bench.say(name, Acknowledgement(bench.machine.registry.epoch))
+
+
 @pytest.mark.parametrize("masters", [(), MASTERS])
 def test_of_two_hosts_that_cannot_reach_each_other_one_stays(masters: tuple[str, ...]) -> None:
     """L2: their peers are in another order in each group, so each group would remove a peer of another host."""
     bench = MasterBench()
-
-    def see() -> None:
-        registry = bench.machine.registry
-        while not registry.is_committed:
-            for name in bench.connections:
-                bench.say(name, Acknowledgement(registry.epoch))
-
     come(bench, "ab", **({"masters": masters} if masters else {}))
-    see()
+    see(bench)
     come(bench, "cfed", **({"masters": masters} if masters else {}))
     link(bench)
     all_call(bench, UPDATE, 1)
-    see()
+    see(bench)
     bench.leave("ab")
-    see()
+    see(bench)
     assert bench.names() == "cfed"
     for name in "cfed":
         bench.say(name, Linked(()))
         bench.begin(name, 5)
     bench.tick(limits.LINK_WAIT_TIMEOUT_NS)
-    see()
+    see(bench)
     assert bench.names() == "cd" and kicked(bench).keys() >= set("ef") and kicked(bench).keys().isdisjoint("cd")
 
 
@@ -254,25 +254,19 @@ def test_a_restarted_host_waits_for_the_longest_heartbeat_timeout(bench: MasterB
 def test_a_host_that_has_lost_a_member_has_no_namesake() -> None:
     """L2: b goes as soon as the list without a is committed."""
     bench = MasterBench()
-
-    def see() -> None:
-        for name in bench.connections:
-            bench.say(name, Acknowledgement(bench.machine.registry.epoch))
-
     come(bench, "ab", masters=MASTERS)
-    see()
+    see(bench)
     come(bench, "cd", masters=MASTERS)
     link(bench)
     all_call(bench, UPDATE, 1)
-    see()
+    see(bench)
     come(bench, "ef", host="one", masters=MASTERS)
     link(bench)
     bench.tick(limits.HOST_NAMESAKE_WAIT_NS - MS)
     bench.leave("a")
     bench.tick(MS)
     assert (bench.names(), bench.pending()) == ("bcd", "ef")
-    see()
-    see()
+    see(bench)
     assert (bench.names(), bench.pending()) == ("cd", "ef") and kicked(bench).keys() == {"b"}
 
 

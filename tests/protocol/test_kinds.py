@@ -218,14 +218,6 @@ def test_a_collective_needs_as_many_members_as_its_callers_say(kind: CollectiveK
     assert not bench.plans
 
 
-def test_members_agree_in_how_many_they_need() -> None:
-    bench = bench_of("ab")
-    for name, needed in (("a", 0), ("b", 2)):
-        bench.begin(name, 1, replace(spec(), min_world_size=needed))
-    verdict = bench.decision("a", 1)
-    assert (verdict.result, verdict.field) == (Result.INVALID_USAGE, "min_world_size")
-
-
 def test_an_all_to_all_goes_by_way_of_others_where_a_link_is_missing() -> None:
     """L2: all rows go to all peers around a ring. Once the link is there, each row goes straight to its receiver."""
     bench = bench_of("abcd")

@@ -1009,27 +1009,16 @@ def test_a_call_id_for_two_kinds_of_calls(bench: MasterBench, first: Any, second
     assert bench.names() == ("ab" if first == second else "b")
 
 
-def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B1."""
+@pytest.mark.parametrize("message", [topology_vote(0, 9, UPDATE), offer(9, 0), Votes(0, (Vote(9, spec(9)),))])
+def test_the_bound_of_open_calls(bench: MasterBench, monkeypatch: pytest.MonkeyPatch, message: Any) -> None:
+    """B1: for each kind of calls."""
     monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 1)
     monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 1)
     bench.members("ab")
     bench.begin("a", 1, spec(1), spec(2))
     assert bench.names() == "ab"
-    effects = bench.begin("a", 3, spec(3))
+    effects = bench.say("a", message)
     assert effects[0] == ("a1", Kick(Result.INVALID_USAGE, "more than 2 calls without an answer, in a group of 2"))
-    assert bench.names() == "b"
-
-
-@pytest.mark.parametrize("message", [topology_vote(0, 9, UPDATE), offer(9, 0), Votes(0, (Vote(9, spec(9)),))])
-def test_the_bound_of_open_calls_holds_for_each_kind(
-    bench: MasterBench, monkeypatch: pytest.MonkeyPatch, message: Any
-) -> None:
-    monkeypatch.setattr(limits, "CALLS_IN_FLIGHT_MAX", 1)
-    monkeypatch.setattr(limits, "CALLS_UNDECIDED_MAX", 1)
-    bench.members("ab")
-    bench.begin("a", 1, spec(1), spec(2))
-    bench.say("a", message)
     assert bench.names() == "b"
 
 

@@ -1344,26 +1344,31 @@ def test_close_without_a_connection() -> None:
     assert peer.handle(events.CloseCalled()) == [CloseLink(pid("b"))]
 
 
+FROM_OUTSIDE: list[events.PeerEvent] = [
+    events.ConnectionUp(),
+    events.ConnectionDown(),
+    events.ConnectionFailed("x"),
+    events.OtherVersionReceived(10),
+    events.LinkUp(pid("b")),
+    events.MasterMessageReceived(Welcome(RUN_ID, 1)),
+    events.Tick(),
+]
+
+
 def test_closed_is_the_end() -> None:
     """Later events have no effect."""
     peer = PeerBench().member()
     peer.handle(events.CloseCalled())
     for event in (
+        *FROM_OUTSIDE,
         events.CloseCalled(),
-        events.ConnectionUp(),
-        events.ConnectionDown(),
-        events.ConnectionFailed("x"),
-        events.OtherVersionReceived(10),
-        events.LinkUp(pid("b")),
         events.LinkFailed(pid("b"), "x"),
-        events.MasterMessageReceived(Welcome(RUN_ID, 1)),
         events.MasterMessageReceived(Kick(1, "x")),
         events.MasterMessageReceived(Neighbours((neighbour("b"),))),
         done(),
         events.FetchDone(FIRST_ATTEMPT),
         events.CallWithdrawn(10, timed_out=True),
         events.CallWithdrawn(CONNECT, timed_out=True),
-        events.Tick(),
     ):
         assert peer.handle(event) == [], event
         assert peer.machine.deadline_ns() is None
@@ -1372,15 +1377,7 @@ def test_closed_is_the_end() -> None:
 
 def test_before_connect_nothing_has_any_effect() -> None:
     peer = PeerBench()
-    for event in (
-        events.ConnectionUp(),
-        events.ConnectionDown(),
-        events.ConnectionFailed("x"),
-        events.OtherVersionReceived(10),
-        events.LinkUp(pid("b")),
-        events.MasterMessageReceived(Welcome(RUN_ID, 1)),
-        events.Tick(),
-    ):
+    for event in FROM_OUTSIDE:
         assert peer.handle(event) == [], event
     assert peer.machine.state is State.NEW
 

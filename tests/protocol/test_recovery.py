@@ -604,6 +604,7 @@ def test_who_leaves_meanwhile_is_not_waited_for(bench: TakeOver) -> None:
 # --- What was under way -----------------------------------------------------------------------------------------------
 
 RUNNING = running_attempt(7, "ab", (3, 4), spec())
+OF_THREE = running_attempt(7, "abc", (3, 4, 5), spec())
 
 
 def test_one_participant_knows_for_all(bench: TakeOver) -> None:
@@ -628,8 +629,7 @@ def test_a_decision_that_one_has_heard_is_that_of_all(bench: TakeOver) -> None:
 def test_who_has_heard_a_decision_is_in_no_call() -> None:
     """L1: a and b report that it runs, then c that it is over. Otherwise c would seem busy, and never a straggler."""
     bench = TakeOver(MasterOptions(straggler_timeout_ns=20 * SECOND))
-    running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("ab", "abc", running=(running,))
+    bench.report("ab", "abc", running=(OF_THREE,))
     bench.recover()
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5),), oldest_call_id=6)
     bench.begin("ab", 6, oldest=6)
@@ -641,8 +641,7 @@ def test_who_has_heard_a_decision_is_in_no_call() -> None:
 
 def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> None:
     """S1: a has failed, but c may have heard any decision. Then c is lost, and the attempt aborts."""
-    running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("ab", "abc", running=(running,))
+    bench.report("ab", "abc", running=(OF_THREE,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, ok=False, digest=0, reason="the link broke")
     bench.finish("b", 4, 7)
@@ -653,8 +652,7 @@ def test_nothing_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 def test_the_digest_of_who_is_lost_meanwhile_counts(bench: TakeOver) -> None:
     """S1: a and b have different results. When only b is left, nobody can tell whose result is wrong."""
-    running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("ab", "abc", running=(running,))
+    bench.report("ab", "abc", running=(OF_THREE,))
     bench.tick_at_deadline()
     bench.finish("a", 3, 7, digest=1)
     bench.finish("b", 4, 7, digest=2)
@@ -678,8 +676,7 @@ def test_no_sync_is_decided_while_one_who_may_know_is_away(bench: TakeOver) -> N
 
 def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: TakeOver) -> None:
     """S1: c comes late and reports that the former master committed without b, which has no result."""
-    running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("ab", "abc", running=(running,))
+    bench.report("ab", "abc", running=(OF_THREE,))
     bench.tick_at_deadline()
     told = bench.report("c", "ac", 6, outcomes=(outcome(7, True, "ac", 3, 5),), oldest_call_id=6)
     assert any(c == "b1" and isinstance(message, Kick) for c, message in told)
@@ -687,8 +684,7 @@ def test_who_was_removed_unheard_cannot_take_part_in_what_was_committed(bench: T
 
 
 def test_a_withdrawal_waits_until_all_have_reported(bench: TakeOver) -> None:
-    running = running_attempt(7, "abc", (3, 4, 5), spec())
-    bench.report("ab", "abc", running=(running,))
+    bench.report("ab", "abc", running=(OF_THREE,))
     bench.tick_at_deadline()
     assert bench.withdraw("a", 3) == []
     bench.report("c", "abc", outcomes=(outcome(7, True, "abc", 3, 4, 5, value=3),), oldest_call_id=6)
