@@ -120,32 +120,23 @@ def test_quantised_parity(
 @given(
     size=st.sampled_from(WORLD_SIZES),
     count=st.integers(1, 5000),
-    datatype=st.sampled_from([DataType.UINT8, DataType.INT32, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
-    op=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG]),
+    case=st.builds(
+        Case,
+        st.sampled_from([DataType.UINT8, DataType.INT32, DataType.INT64, DataType.FLOAT16, DataType.DOUBLE]),
+        st.sampled_from([ReduceOp.SUM, ReduceOp.AVG]),
+        block_elements=st.integers(1, 300),
+        frame_bytes=st.integers(64, 9000),
+        in_place=st.booleans(),
+        restore=st.booleans(),
+        algorithm=st.sampled_from(ALGORITHMS),
+    ),
     quantised=st.sampled_from([None, *QuantizedDataType]),
-    block_elements=st.integers(1, 300),
-    frame_bytes=st.integers(64, 9000),
-    in_place=st.booleans(),
-    restore=st.booleans(),
-    algorithm=st.sampled_from(ALGORITHMS),
 )
 def test_any_shape(
-    meshes: dict[int, Mesh],
-    size: int,
-    count: int,
-    datatype: DataType,
-    op: ReduceOp,
-    quantised: QuantizedDataType | None,
-    block_elements: int,
-    frame_bytes: int,
-    in_place: bool,
-    restore: bool,
-    algorithm: Algorithm,
+    meshes: dict[int, Mesh], size: int, count: int, case: Case, quantised: QuantizedDataType | None
 ) -> None:
-    is_quantised = quantised is not None and datatype in FLOATING
-    quantization = QuantizationAlgorithm.MIN_MAX if is_quantised else QuantizationAlgorithm.NONE
-    case = Case(datatype, op, quantization, block_elements, frame_bytes, in_place, restore, algorithm)
-    case = replace(case, quantized=quantised) if quantised is not None else case
+    if quantised is not None and case.datatype in FLOATING:
+        case = replace(case, quantization=QuantizationAlgorithm.MIN_MAX, quantized=quantised)
     inputs = random_inputs(np.random.default_rng(count), case, count, size)
     check_result(case, inputs, run(meshes[size], case, inputs)[0])
 

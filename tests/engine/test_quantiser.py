@@ -17,33 +17,24 @@ from tree_lanes import any_lanes, count_of
 from zpccl.engine.engine import TreeLane
 from zpccl.types import DataType, QuantizationAlgorithm, QuantizedDataType, ReduceOp
 
-OPS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN)
+any_quantiser = st.builds(
+    lambda pair, datatype, block, op: Quantiser(datatype, pair[0], pair[1], block, op),
+    st.sampled_from(QUANTISERS),
+    st.sampled_from(FLOATING),
+    st.integers(1, 300),
+    st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.MIN]),
+)
 
 
 @settings(max_examples=150)
-@given(
-    pair=st.sampled_from(QUANTISERS),
-    datatype=st.sampled_from(FLOATING),
-    op=st.sampled_from(OPS),
-    block=st.integers(1, 300),
-    size=st.integers(2, 24),
-    seed=st.integers(0, 2**32),
-)
+@given(any_quantiser, st.integers(2, 24), st.integers(0, 2**32))
 @pytest.mark.slow
-def test_bounds_by_world_size(
-    pair: tuple[QuantizationAlgorithm, QuantizedDataType],
-    datatype: DataType,
-    op: ReduceOp,
-    block: int,
-    size: int,
-    seed: int,
-) -> None:
+def test_bounds_by_world_size(quantiser: Quantiser, size: int, seed: int) -> None:
     """Ring: N quantisations, of growing partial results. Direct exchange: two, for any N."""
-    quantiser = Quantiser(datatype, *pair, block, op)
-    inputs = _inputs(datatype, size, 40 * size + 7, seed)
-    truth = exact(op, inputs, datatype)
+    inputs = _inputs(quantiser.datatype, size, 40 * size + 7, seed)
+    truth = exact(quantiser.op, inputs, quantiser.datatype)
     for reduce, bound in ((ring, ring_bound), (direct, direct_bound)):
-        off = np.abs(to_float64(reduce(quantiser, inputs), datatype) - truth)
+        off = np.abs(to_float64(reduce(quantiser, inputs), quantiser.datatype) - truth)
         assert (off <= bound(quantiser, inputs)).all(), (reduce.__name__, off.max(), bound(quantiser, inputs).max())
 
 
@@ -56,27 +47,13 @@ def _inputs(datatype: DataType, size: int, count: int, seed: int) -> list[np.nda
 
 
 @settings(max_examples=100)
-@given(
-    pair=st.sampled_from(QUANTISERS),
-    datatype=st.sampled_from(FLOATING),
-    op=st.sampled_from(OPS),
-    block=st.integers(1, 300),
-    lanes=st.integers(2, 16).flatmap(lambda size: any_lanes(size, 500)),
-    seed=st.integers(0, 2**32),
-)
+@given(any_quantiser, st.integers(2, 16).flatmap(lambda size: any_lanes(size, 500)), st.integers(0, 2**32))
 @pytest.mark.slow
-def test_bounds_of_trees(
-    pair: tuple[QuantizationAlgorithm, QuantizedDataType],
-    datatype: DataType,
-    op: ReduceOp,
-    block: int,
-    lanes: tuple[TreeLane, ...],
-    seed: int,
-) -> None:
+def test_bounds_of_trees(quantiser: Quantiser, lanes: tuple[TreeLane, ...], seed: int) -> None:
     """Each rank quantises once what it sends up, whatever the form of the tree; the result is quantised once more."""
-    quantiser = Quantiser(datatype, *pair, block, op)
+    datatype = quantiser.datatype
     inputs = _inputs(datatype, len(lanes[0].parents), count_of(lanes), seed)
-    off = np.abs(to_float64(trees(quantiser, inputs, lanes), datatype) - exact(op, inputs, datatype))
+    off = np.abs(to_float64(trees(quantiser, inputs, lanes), datatype) - exact(quantiser.op, inputs, datatype))
     assert (off <= trees_bound(quantiser, inputs, lanes)).all()
 
 

@@ -93,27 +93,21 @@ def test_parity(meshes: dict[int, Mesh], datatype: DataType, op: ReduceOp) -> No
 @given(
     data=st.data(),
     size=st.sampled_from(WORLD_SIZES),
-    datatype=st.sampled_from(DataType),
-    op=st.sampled_from(ReduceOp),
-    frame_bytes=st.integers(64, 5000),
-    in_place=st.booleans(),
-    restore=st.booleans(),
+    case=st.builds(
+        Case,
+        st.sampled_from(DataType),
+        st.sampled_from(ReduceOp),
+        frame_bytes=st.integers(64, 5000),
+        in_place=st.booleans(),
+        restore=st.booleans(),
+        algorithm=st.just(DIRECT),
+    ),
 )
-def test_any_lanes(
-    meshes: dict[int, Mesh],
-    data: st.DataObject,
-    size: int,
-    datatype: DataType,
-    op: ReduceOp,
-    frame_bytes: int,
-    in_place: bool,
-    restore: bool,
-) -> None:
+def test_any_lanes(meshes: dict[int, Mesh], data: st.DataObject, size: int, case: Case) -> None:
     """Any trees, of any roots and lengths: the result is that of numpy, bit for bit."""
-    case = Case(datatype, op, in_place=in_place, restore=restore, frame_bytes=frame_bytes, algorithm=DIRECT)
     lanes = data.draw(any_lanes(size, stars_only=needs_stars(case)))
     case = replace(case, lanes=lanes)
-    check_bits(meshes[size], case, random_inputs(np.random.default_rng(frame_bytes), case, count_of(lanes), size))
+    check_bits(meshes[size], case, random_inputs(np.random.default_rng(case.frame_bytes), case, count_of(lanes), size))
 
 
 @pytest.mark.parametrize("datatype", [DataType.FLOAT, DataType.BFLOAT16, DataType.UINT16])
