@@ -19,8 +19,8 @@ import os
 import socket
 import struct
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -259,18 +259,5 @@ def _new_namespace() -> int:
 
 def _in_thread(function: Callable[[], T]) -> T:
     """Runs a function in a thread that ends with it."""
-    values: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            values.append(function())
-        except BaseException as error:  # noqa: BLE001  # Raised in the calling thread below.
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="network")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return values[0]
+    with ThreadPoolExecutor(1, "network") as executor:
+        return executor.submit(function).result()
