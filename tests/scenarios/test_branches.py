@@ -13,7 +13,7 @@ from zpccl.protocol.messages import Decision, RunReport, TopologyKind, Votes
 from zpccl.protocol.peer import State
 
 from .digests import TellingWorld
-from .world import ONE, TWO, Call, Peer, World, check_agreement, one_master, two_masters
+from .world import ONE, Call, Peer, World, check_agreement, one_master, run_at_two
 
 
 def is_led(world: World, names: str) -> None:
@@ -62,9 +62,7 @@ def test_rounds_of_removed_members_do_not_count_for_those_who_went_on_without_th
     world.join([r], "m")
     world.start_master("m", 500)
     is_led(world, "r")
-    n = world.peer("n", ONE)
-    n.connect()
-    world.run(0.5)
+    n = world.newcomer("n", ONE)
     world.admit([r], [n])
     sums = [r.reduce(), n.reduce()]
     world.until(lambda: bool(r.running and n.running))
@@ -129,8 +127,7 @@ def test_an_outcome_that_a_removed_member_knows_does_not_count() -> None:
 
 def test_the_same_with_two_masters() -> None:
     """S1: the same, with a quorum."""
-    world = two_masters()
-    p, q, x = world.begin_run("pqx", TWO)
+    world, (p, q, x) = run_at_two("pqx")
     sums = fail_alone(world, p, q, x)
     world.kill_master("a")
     world.cut([x], "b")
@@ -201,9 +198,7 @@ def test_who_came_after_the_removal_stays_with_those_who_removed() -> None:
     world, (p, q, r) = one_master("pqr")
     world.cut([p, q], "m")
     is_led(world, "r")
-    n = world.peer("n", ONE)
-    n.connect()
-    world.run(0.5)
+    n = world.newcomer("n", ONE)
     world.admit([r], [n])
     world.settle([r.reduce(), n.reduce()])
     lead_only(world, [p, q], [r, n], 500)

@@ -29,7 +29,7 @@ from zpccl.protocol.messages import (
 from zpccl.protocol.peer import PeerMachine, State
 
 from .digests import give_up
-from .world import ONE, TWO, Connection, Peer, World, check_all_go_on, one_master, reduce_spec, two_masters
+from .world import ONE, TWO, Connection, Peer, World, check_all_go_on, one_master, reduce_spec, run_at_two
 
 THREE = (*TWO, "c")
 
@@ -46,8 +46,7 @@ def test_a_pending_peer_tells_of_the_list_that_it_has_acknowledged() -> None:
     """S3: p is admitted without hearing of it, is lost, and acknowledges at master b the list without it. Then p comes
     to master a, where b waits, which knows only the list with p. b and p are a quorum of that list.
     """
-    world = two_masters()
-    a, b = world.begin_run("ab", TWO)
+    world, (a, b) = run_at_two("ab")
     p = world.newcomer("p", TWO)
     world.drop_to_peers.add("p")
     world.settle([peer.topology() for peer in (a, b)])
@@ -79,8 +78,7 @@ def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(join_ms
     The adopted list abcde is committed, but only d knows so. So a list with n needs the quorum of abcde, and not that
     of ab, the old members: c, d and e may follow another master.
     """
-    world = two_masters()
-    ab = world.begin_run("ab", TWO)
+    world, ab = run_at_two("ab")
     world.kill_master("a")
     master = world.masters["b"]
     world.until(lambda: master in world.leading(), what="b leads")
@@ -130,8 +128,7 @@ def test_a_newcomer_that_reports_late_does_not_change_the_list_too_early(join_ms
 
 def test_a_member_that_is_back_before_its_loss_counts_stays() -> None:
     """L1: its network fails briefly before the list of a take-over is committed. Nobody would tell it of a loss."""
-    world = two_masters()
-    a, b, c = world.begin_run("abc", TWO)
+    world, (a, b, c) = run_at_two("abc")
     held = world.hold_back(Acknowledgement, "ab")
     world.kill_master("a")
     master = world.masters["b"].machine
@@ -172,8 +169,7 @@ def test_a_report_whose_sender_is_gone_is_answered_to_nobody() -> None:
 @pytest.mark.parametrize("flaps", [False, True])
 def test_a_removal_that_waits_for_the_list_is_not_forgotten(flaps: bool) -> None:
     """S7, L1: c is away for a moment, then its key is revoked, both before the list of a take-over is committed."""
-    world = two_masters()
-    a, b, c = world.begin_run("abc", TWO, {name: f"key of {name}" for name in "abc"})
+    world, (a, b, c) = run_at_two("abc", {name: f"key of {name}" for name in "abc"})
     held = world.hold_back(Acknowledgement, "abc")
     world.kill_master("a")
     master = world.masters["b"].machine
@@ -240,8 +236,7 @@ def test_a_host_comes_together_though_the_first_master_is_down(later_ms: int) ->
 
 def admit_unaware(what: type[MasterMessage]) -> tuple[World, list[Peer], Peer]:
     """Master a and members that admit a peer p, which receives no messages of type `what`."""
-    world = two_masters()
-    members = world.begin_run("abc", TWO)
+    world, members = run_at_two("abc")
     p = world.newcomer("p", TWO)
     world.filter = lambda peer, message: None if peer is p and isinstance(message, what) else message
     world.settle([peer.topology() for peer in members])
@@ -496,8 +491,7 @@ def test_a_report_that_is_lost_with_its_connection_is_asked_for_again(is_lost: b
 
 def test_who_was_admitted_elsewhere_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """B1: p is pending at b, which does not notice that all have gone to a. a admits p, then p comes back to b."""
-    world = two_masters()
-    abc = world.begin_run("abc", TWO)
+    world, abc = run_at_two("abc")
     world.kill_master("a")
     old = world.masters["b"]
     world.until(lambda: old in world.leading(), what="b leads")

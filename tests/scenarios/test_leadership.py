@@ -21,6 +21,7 @@ from .world import (
     check_members,
     leave_after_a_report,
     one_master,
+    run_at_two,
     two_masters,
 )
 
@@ -48,8 +49,7 @@ def test_hole1_hang(cut_ms: int, salt: int) -> None:
     Two masters are restarted in turn. The one that has just adopted the run loses all peers for half a second, and the
     other one leads meanwhile. Calls are in flight when all come back.
     """
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO)
+    world, peers = run_at_two("pqr")
     fail_over(world)
     world.run(cut_ms / 1000)
     world.cut(peers, "a")
@@ -79,8 +79,7 @@ def test_hole1_split(cut_ms: int) -> None:
     As above, but one member stays with a for as long as it likes. Meanwhile b commits lists of the others and of
     newcomers; then one of the others goes back to a.
     """
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO)
+    world, peers = run_at_two("pqr")
     p, q, r = peers
     fail_over(world)
     world.run(cut_ms / 1000)
@@ -123,8 +122,7 @@ def test_nobody_is_lost_whom_a_cut_off_master_holds(
 
     That one notices at once that it is cut off, or only when a silent connection is noticed.
     """
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO)
+    world, peers = run_at_two("pqr")
     fail_over(world)
     world.run(cut_ms / 1000)
     tell_master = world.tell_master
@@ -139,8 +137,7 @@ def test_nobody_is_lost_whom_a_cut_off_master_holds(
 @pytest.mark.parametrize("delay_ms", [0, 20, 100, 400, 700, 2000])
 def test_hole2_revoked(delay_ms: int) -> None:
     """S3: a master does not count a peer whose key it no longer allows. The other master may still lead that peer."""
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO, {"p": "KEY-OF-P"})
+    world, peers = run_at_two("pqr", {"p": "KEY-OF-P"})
     p, q, r = peers
     world.run(1)
     world.cut([p, r], "a")
@@ -164,8 +161,7 @@ def test_hole3_held(delay_ms: int) -> None:
     x is a member by a list that it has not received. Its connection to a breaks for a moment. x asks b, that connection
     breaks too, and x is back at a; then q loses a. x asks b between 0.2 and 12 s after p has come there.
     """
-    world = two_masters()
-    peers = world.begin_run("pq", TWO)
+    world, peers = run_at_two("pq")
     p, q = peers
     a = world.masters["a"]
     x = world.newcomer("c", TWO)  # Its id is the lowest but for p's and q's: with q it is the half that counts.
@@ -207,8 +203,7 @@ def test_a_promise_to_another_leadership_is_reported(salt: int) -> None:
     a leads; all of its members go to b, which leads; b dies, and all come back to a. a still believes that it leads.
     The peers come with a higher promise than that of a, or with a lower one.
     """
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO)
+    world, peers = run_at_two("pqr")
     fail_over(world)
     world.cut(peers, "a")
     world.start_master("b", salt)
@@ -261,8 +256,7 @@ def test_rolling_restart(first_salt: int) -> None:
 @pytest.mark.parametrize("lost", ["p", "r"])
 def test_the_lost_learn_of_it(lost: str) -> None:
     """L1: a member is cut off from all masters until the others go on without it. It hears so when it is back."""
-    world = two_masters()
-    peers = world.begin_run("pqr", TWO)
+    world, peers = run_at_two("pqr")
     gone = next(peer for peer in peers if peer.name == lost)
     rest = [peer for peer in peers if peer is not gone]
     for address in TWO:
@@ -279,8 +273,7 @@ def test_the_lost_learn_of_it(lost: str) -> None:
 
 def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
     """L2: a master steps down and sends the peer on: no connection breaks. It waits no longer than for a broken one."""
-    world = two_masters()
-    members = world.begin_run("pq", TWO)
+    world, members = run_at_two("pq")
     pending = world.peer("r", TWO)
     call = pending.connect()
     world.until(lambda: pending.state is State.PENDING)
@@ -295,8 +288,7 @@ def test_a_pending_peer_that_no_master_leads_gives_up() -> None:
 
 def test_an_admission_that_no_quorum_knew_of_comes_to_nothing() -> None:
     """L3: only the newcomer knew of it. The run goes on without it, and it waits to be admitted again."""
-    world = two_masters()
-    members = world.begin_run("pqr", TWO)
+    world, members = run_at_two("pqr")
     newcomer = world.peer("s", TWO)
     connecting = newcomer.connect()
     world.until(lambda: newcomer.state is State.PENDING)
@@ -331,8 +323,7 @@ def test_a_report_that_comes_after_the_others_is_expected() -> None:
 def test_a_master_is_not_elected_by_a_member_that_has_left(salts: tuple[int, int]) -> None:
     """S3: p, which was removed long ago, reports its old list and leaves. Then a newcomer may begin a run at that
     master. The newcomer has found no run; meanwhile the members have found the other master, which leads them."""
-    world = two_masters()
-    p, q, r = world.begin_run("pqr", TWO)
+    world, (p, q, r) = run_at_two("pqr")
     for address in TWO:
         world.cut([p], address)
     world.until(lambda: world.masters["a"].member_names == "qr", what="the removal of p")

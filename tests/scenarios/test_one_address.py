@@ -232,9 +232,7 @@ def test_a_lone_newcomer_that_comes_after_the_members(operations: int) -> None:
     world, peers = one_master("pqr")
     run_id, newcomer = peers[0].machine.run_id, begin_beside(world, peers)
     if operations:
-        other = world.peer("o", ONE)
-        other.connect()
-        world.run(0.5)
+        other = world.newcomer("o", ONE)
         world.admit([newcomer], [other])
         world.settle([newcomer.reduce(), other.reduce()])
     late = [newcomer, other] if operations else [newcomer]
@@ -654,9 +652,7 @@ def test_who_registers_again_is_not_admitted_by_the_list_of_another_newcomer() -
     All members have reported when n comes, so it registers again. It is not admitted before it calls update_topology().
     """
     world, (a, b) = one_master("ab")
-    d = world.peer("d", ONE)
-    d.connect()
-    world.run(0.5)
+    d = world.newcomer("d", ONE)
     world.admit([a, b], [d])
     n, *others = (world.peer(name, ONE, group=int(name != "n")) for name in "nop")
     for peer in (n, *others):
@@ -820,9 +816,7 @@ def test_a_returning_peer_comes_back_with_the_round_of_the_others() -> None:
     """L3: as above, but all of its run have called update_topology(). The next call of each is the same one."""
     world, peers = one_master("pqr")
     run_id, n = peers[0].machine.run_id, begin_beside(world, peers)
-    other = world.peer("o", ONE)
-    other.connect()
-    world.run(0.5)
+    other = world.newcomer("o", ONE)
     world.admit([n], [other])
     own_run_id, waiting = n.machine.run_id, [other.topology()]
     world.drop_to_peers.add("o")

@@ -7,7 +7,7 @@ import pytest
 from zpccl.protocol.messages import Hello
 from zpccl.protocol.peer import State
 
-from .world import ONE, TWO, World, check_all_go_on, reduce_spec, two_masters
+from .world import ONE, TWO, World, check_all_go_on, reduce_spec, run_at_two
 
 
 def test_a_peer_that_is_refused_twice_waits_to_be_admitted() -> None:
@@ -41,8 +41,7 @@ def test_a_peer_that_is_refused_twice_waits_to_be_admitted() -> None:
 def test_a_newcomer_that_has_heard_nothing_counts_for_the_quorum(name: str, restarts: bool) -> None:
     """L2: a master dies as it registers and admits a newcomer, which has no links to wait for, as the first of its
     group. The member knows the new list; the newcomer, which may have the lowest id, has heard of no run."""
-    world = two_masters()
-    (member,) = world.begin_run("m", TWO)
+    world, (member,) = run_at_two("m")
     master = world.masters["a"]
     newcomer = world.peer(name, TWO, group=1)
     newcomer.connect()

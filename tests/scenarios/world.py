@@ -677,6 +677,12 @@ def two_masters(salts: tuple[int, int] = (77, 1000), addresses: tuple[str, str] 
     return world
 
 
+def run_at_two(names: str, identities: dict[str, str] | None = None) -> tuple[World, list[Peer]]:
+    """A run with these members, each named by one letter, that know the addresses of two masters."""
+    world = two_masters()
+    return world, world.begin_run(names, TWO, identities)
+
+
 def leave_after_a_report(world: World, peer: Peer) -> None:
     """A member reports to the master that it reaches, and leaves before that one leads."""
     peer.sent.clear()
