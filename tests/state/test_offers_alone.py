@@ -121,6 +121,13 @@ def net() -> Iterator[Net]:
     net.close()
 
 
+@pytest.fixture
+def offers(net: Net) -> Iterator[Offers]:
+    made = Offers(net, 6)
+    yield made
+    made.close()
+
+
 class Message(Body):
     """A received message."""
 
@@ -171,18 +178,22 @@ def test_one_name_of_tied_tensors_is_enough_before_a_write(net: Net) -> None:
     offers.close()
 
 
+def ask(net: Net, offers: Offers, peer: bytes = A) -> None:
+    """A peer asks, and is told of the offer."""
+    offers.on_message(peer, message(MessageKind.ASK, 0))
+    assert net.has_offer.wait(WAIT_S)
+
+
 def told(net: Net, peer: bytes) -> list[tuple[MessageKind, int]]:
     return [(kind, number) for to, kind, number, _ in net.posted if to == peer]
 
 
-def test_who_asks_is_told_and_hears_of_the_end(net: Net) -> None:
-    offers = Offers(net, 6)
-    ask = message(MessageKind.ASK, 0)
-    offers.on_message(A, ask)
-    assert (told(net, A), ask.data) == ([(MessageKind.TOLD, 0)], None)
+def test_who_asks_is_told_and_hears_of_the_end(net: Net, offers: Offers) -> None:
+    question = message(MessageKind.ASK, 0)
+    offers.on_message(A, question)
+    assert (told(net, A), question.data) == ([(MessageKind.TOLD, 0)], None)
     one = offer(offers, tensor(1))
-    offers.on_message(A, message(MessageKind.ASK, 0))
-    assert net.has_offer.wait(WAIT_S)
+    ask(net, offers)
     offers.on_message(B, message(MessageKind.ASK, 0))
     offers.lose_link(B)
     net.lost.add(B)
@@ -194,9 +205,10 @@ def test_who_asks_is_told_and_hears_of_the_end(net: Net) -> None:
         offer(offers, tensor(1))
 
 
-def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+def test_who_asks_while_an_offer_is_made_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, net: Net, offers: Offers
+) -> None:
     """No peer may conclude that there is no offer while one offer replaces another."""
-    offers = Offers(net, 6)
     first, detach = offer(offers, tensor(1)), LentRegion.detach
 
     def ask_first(self: LentRegion) -> None:
@@ -215,9 +227,7 @@ def test_who_asks_while_an_offer_is_made_is_told_of_it(monkeypatch: pytest.Monke
 def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
     """One message may overtake another, and an offer may end before its catalog is sent. A joiner does not wait for an
     ended offer; there may be another one."""
-    own = prefetch(net, tensor(1))
-    own.on_peers((A,))
-    own.on_link_up(A)
+    own = prefetch(net, tensor(1), A)
     own.on_gone(A, 9)
     assert told(net, A) == [(MessageKind.ASK, 0)] * 2
     own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, ()))
@@ -228,9 +238,22 @@ def test_the_end_of_an_offer_overtakes_the_offer(net: Net) -> None:
     assert told(net, A) == [(MessageKind.ASK, 0)] * 3
 
 
-def prefetch(net: Net, array: np.ndarray[Any, Any]) -> Prefetch:
+def prefetch(net: Net, array: np.ndarray[Any, Any], *members: bytes) -> Prefetch:
+    """A prefetch with links to these members."""
     deadline_ns = time.monotonic_ns() + 60 * SECOND
-    return Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net)
+    made = Prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, deadline_ns, net)
+    if members:
+        made.on_peers(members)
+    for member in members:
+        made.on_link_up(member)
+    return made
+
+
+def catalog_of(array: np.ndarray[Any, Any], digest: bytes = bytes(DIGEST_BYTES)) -> Catalog:
+    """What a member says of an offer of this tensor, at revision 4."""
+    memory = region(array, "w")
+    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, digest)
+    return Catalog(4, DigestKind.BLAKE3, (entry,))
 
 
 @pytest.mark.parametrize("when", ["serving", "digesting"])
@@ -251,8 +274,7 @@ def test_nothing_is_left_of_an_offer_without_a_collection_of_garbage(
     with without_collector():
         one = offers.offer(4, {"w": region(array, "w")}, (), DigestKind.BLAKE3, None, copy=False)
         if when == "serving":
-            offers.on_message(A, message(MessageKind.ASK, 0))
-            assert net.has_offer.wait(WAIT_S)
+            ask(net, offers)
         one.end()
         over.set()
         offers.withdraw()
@@ -282,10 +304,7 @@ def test_a_prefetch_ends_at_once_where_nobody_is_or_offers(net: Net) -> None:
     alone = prefetch(net, array)
     alone.on_peers(())
     assert alone.run() is None
-    other = prefetch(net, array)
-    other.on_peers((A, B))
-    other.on_link_up(A)
-    other.on_link_up(B)
+    other = prefetch(net, array, A, B)
     other.on_told(A, 0, None)
     other.on_peer_gone(B)
     assert other.run() is None
@@ -296,12 +315,8 @@ def joiner(net: Net, monkeypatch: pytest.MonkeyPatch) -> tuple[Prefetch, Catalog
     """Asks A, which has not answered in time. Also returns what A may offer: what the joiner has, at revision 4."""
     monkeypatch.setattr(limits, "OFFER_ANSWER_TIMEOUT_NS", 1)
     array = tensor(1)
-    own, memory = prefetch(net, array), region(array, "w")
-    own.on_link_up(A)
-    own.on_peers((A,))
-    digest = Contents({"w": memory}, DigestKind.BLAKE3).digests["w"]
-    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, digest)
-    return own, Catalog(4, DigestKind.BLAKE3, (entry,))
+    own = prefetch(net, array, A)
+    return own, catalog_of(array, Contents({"w": region(array, "w")}, DigestKind.BLAKE3).digests["w"])
 
 
 def test_a_joiner_waits_for_an_offer_that_is_being_made(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,13 +344,8 @@ def test_a_member_that_never_answers_is_given_up(
 def test_what_came_over_a_lost_link_does_not_end_a_prefetch(net: Net) -> None:
     """The engine tells of the end of a link before the messages that it has brought. It will come up again."""
     array = tensor(1)
-    own = prefetch(net, array)
-    own.on_peers((A,))
-    own.on_link_up(A)
+    own, catalog = prefetch(net, array, A), catalog_of(array)
     own.lose_link(A)
-    memory = region(array, "w")
-    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, bytes(DIGEST_BYTES))
-    catalog = Catalog(4, DigestKind.BLAKE3, (entry,))
     own.on_told(A, 9, catalog)
     own._answers_due_ns = own._deadline_ns = time.monotonic_ns() + SECOND // 5
     assert own.run() is None and time.monotonic_ns() >= own._deadline_ns
@@ -361,23 +371,18 @@ def test_nothing_is_left_of_a_fetch_that_is_stopped_before_it_begins(monkeypatch
         return transfer
 
     monkeypatch.setattr(offers_module, "StateTransfer", make)
-    own, memory = prefetch(net, tensor(1)), region(tensor(1), "w")
-    own.on_peers((A,))
-    own.on_link_up(A)
-    entry = CatalogEntry("w", int(memory.datatype), memory.count, False, bytes(DIGEST_BYTES))
-    own.on_told(A, 9, Catalog(4, DigestKind.BLAKE3, (entry,)))
+    own = prefetch(net, tensor(1), A)
+    own.on_told(A, 9, catalog_of(tensor(1)))
     with without_collector():
         assert own.run() is None
         assert [each() for each in made] == [None]
 
 
-def test_what_is_here_already_is_not_fetched(net: Net) -> None:
+def test_what_is_here_already_is_not_fetched(net: Net, offers: Offers) -> None:
     """The contents equal the offered ones: the joiner takes the revision, and asks nobody for anything."""
     array = tensor(1)
-    offers = Offers(net, 6)
     one = offer(offers, array)
-    offers.on_message(A, message(MessageKind.ASK, 0))
-    assert net.has_offer.wait(WAIT_S)
+    ask(net, offers)
     (catalog,) = (rest for _, kind, _, rest in net.posted if kind is MessageKind.TOLD)
     one.withdraw()
     own = offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
@@ -391,16 +396,13 @@ def test_what_is_here_already_is_not_fetched(net: Net) -> None:
 @pytest.mark.parametrize("kind", DigestKind)
 def test_another_state_does_not_suit(net: Net, kind: DigestKind) -> None:
     """The joiner leaves the state alone: the sync will report the difference."""
-    own = prefetch(net, tensor(1))
-    own.on_peers((A,))
-    own.on_link_up(A)
+    own = prefetch(net, tensor(1), A)
     own.on_told(A, 9, Catalog(4, kind, ()))
     assert own.run() is None
 
 
-def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
+def test_memory_of_copies_of_another_size_is_unmapped(offers: Offers) -> None:
     """B1: a state whose tensors change their sizes is kept once, not once for each former size."""
-    offers = Offers(net, 6)
     for size in (3, 3, 2, 5):
         offer(offers, tensor(1, size * MIB))
         assert not any(offers._pool._free.values())
@@ -409,13 +411,11 @@ def test_memory_of_copies_of_another_size_is_unmapped(net: Net) -> None:
     assert {size: len(free) for size, free in offers._pool._free.items()} == {5 * MIB: 1}, (
         "the next before_write() uses it"
     )
-    offers.close()
 
 
 @pytest.mark.parametrize("is_in_use", [True, False])
-def test_memory_of_copies_is_unmapped_when_the_loop_ends(net: Net, is_in_use: bool) -> None:
+def test_memory_of_copies_is_unmapped_when_the_loop_ends(offers: Offers, is_in_use: bool) -> None:
     """B1: a peer that was removed connects again, with another loop, and the next offer makes other copies."""
-    offers = Offers(net, 6)
     one = offer(offers, tensor(1))
     if not is_in_use:
         one.withdraw()
@@ -425,9 +425,10 @@ def test_memory_of_copies_is_unmapped_when_the_loop_ends(net: Net, is_in_use: bo
     assert not offers._pool._free
 
 
-def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+def test_an_offer_whose_thread_cannot_be_started_is_none(
+    monkeypatch: pytest.MonkeyPatch, net: Net, offers: Offers
+) -> None:
     """L1: a joiner that asks hears that there is no offer, and does not wait."""
-    offers = Offers(net, 6)
 
     def refuse(self: Offer) -> None:
         raise RuntimeError("can't start new thread")
@@ -437,7 +438,6 @@ def test_an_offer_whose_thread_cannot_be_started_is_none(monkeypatch: pytest.Mon
         offer(offers, tensor(1))
     offers.on_message(A, message(MessageKind.ASK, 0))
     assert told(net, A) == [(MessageKind.TOLD, 0)]
-    offers.close()
 
 
 def test_a_catalog_is_not_decoded_where_nothing_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
@@ -449,13 +449,11 @@ def test_a_catalog_is_not_decoded_where_nothing_is_fetched_ahead(monkeypatch: py
     offers.close()
 
 
-def test_who_is_not_asked_tells_nothing(monkeypatch: pytest.MonkeyPatch, net: Net) -> None:
+def test_who_is_not_asked_tells_nothing(monkeypatch: pytest.MonkeyPatch, net: Net, offers: Offers) -> None:
     """A pending peer, so in a run without a secret anybody, could tell of the highest revision."""
     array = tensor(1)
-    offers = Offers(net, 6)
     offer(offers, array, 2**40)
-    offers.on_message(A, message(MessageKind.ASK, 0))
-    assert net.has_offer.wait(WAIT_S)
+    ask(net, offers)
     ((number, catalog),) = ((number, rest) for _, kind, number, rest in net.posted if kind is MessageKind.TOLD)
     offers.close()
     own = offers.make_prefetch({"w": region(array, "w")}, (), DigestKind.BLAKE3, time.monotonic_ns() + 60 * SECOND)
@@ -468,54 +466,48 @@ def test_who_is_not_asked_tells_nothing(monkeypatch: pytest.MonkeyPatch, net: Ne
     assert own.run() is None
 
 
-def test_malformed_messages_are_logged_once_a_sender(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_messages_are_logged_once_a_sender(offers: Offers, caplog: pytest.LogCaptureFixture) -> None:
     """B2: the log does not grow with what a hostile peer sends."""
-    offers = Offers(net, 6)
     for peer in (A, B, A, B, A):
         offers.on_message(peer, Message(b"junk"))
     assert sum("malformed" in record.message for record in caplog.records) == 2
-    offers.close()
 
 
 def test_malformed_messages_of_a_peer_that_comes_back_all_the_time_have_a_bound(
-    net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    offers: Offers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B2: it sends one on each of its links."""
     monkeypatch.setattr(limits, "LOG_LINES_MAX", 8)
-    offers = Offers(net, 6)
     for _ in range(20):
         offers.on_link_up(A)
         offers.on_message(A, Message(b"junk"))
         offers.lose_link(A)
     assert len(caplog.records) == 8
-    offers.close()
 
 
 @pytest.mark.parametrize("has_changed", [True, False])
-def test_advice_is_given_where_it_helps(net: Net, caplog: pytest.LogCaptureFixture, has_changed: bool) -> None:
-    offers = Offers(net, 6)
+def test_advice_is_given_where_it_helps(
+    net: Net, offers: Offers, caplog: pytest.LogCaptureFixture, has_changed: bool
+) -> None:
     one = offer(offers, tensor(1))
     offers.on_message(A, message(MessageKind.ASK, 0))
     assert net.has_offer.wait(WAIT_S) and one._transfer is not None
     one._transfer.has_changed = has_changed
     one._report(1, "why")
     assert one.error == "why" and ("before_write" in caplog.text) == has_changed
-    offers.close()
 
 
 def test_an_offer_for_which_there_is_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch, net: Net, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, net: Net, offers: Offers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is no bug, and who asks hears that there is no offer."""
     monkeypatch.setattr(offers_module, "StateTransfer", Mock(side_effect=InternalError("no descriptor")))
-    offers = Offers(net, 6)
     one = offer(offers, tensor(1))
     wait_for_end(one._thread, one._ended)
     assert one.error == "no descriptor" and not one.is_open and "no descriptor" in caplog.text
     assert "bug" not in caplog.text
     offers.on_message(A, message(MessageKind.ASK, 0))
     assert told(net, A) == [(MessageKind.TOLD, 0)]
-    offers.close()
 
 
 def test_the_end_of_an_offer_is_no_loss_of_a_link(net: Net) -> None:
