@@ -283,11 +283,10 @@ def test_before_a_withdrawal_the_machine_hears_what_was_told(loop: PeerLoop, mon
     heard: list[events.PeerEvent] = []
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
     with Told() as engine:
-        loop.engine, was = engine, loop.engine
+        monkeypatch.setattr(loop, "engine", engine)
         call = running(loop, 1)
         loop.withdraw(call, timed_out=True)
         loop._run_once({loop._wakeup.fileno()}, NOW_NS)
-        loop.engine = was
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.CallWithdrawn(11, True)]
 
 
@@ -299,11 +298,10 @@ def test_before_a_message_of_the_master_the_machine_hears_what_was_told(
     heard: list[events.PeerEvent] = []
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
     with Told() as engine:
-        loop.engine, was = engine, loop.engine
+        monkeypatch.setattr(loop, "engine", engine)
         router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
         assert loop._socket.poll(WAIT_MS)
         loop._run_once({loop._socket}, NOW_NS)
-        loop.engine = was
     assert heard == [events.ReduceDone(1, 7, has_told=True), events.MasterMessageReceived(Kick(0, "enough"))]
 
 
@@ -342,13 +340,12 @@ def test_who_sends_messages_all_the_time_does_not_hold_up_the_master_s(
     run_until(loop, is_up(loop))
     heard: list[events.PeerEvent] = []
     monkeypatch.setattr(loop, "_handle", lambda event, now_ns: heard.append(event))
-    engine, was = Flooded(), loop.engine
+    engine = Flooded()
     with engine:
-        loop.engine = engine
+        monkeypatch.setattr(loop, "engine", engine)
         router.send_multipart([first_message(router)[0], encode(Kick(0, "enough"))])
         assert loop._socket.poll(WAIT_MS)
         loop._run_once({loop._socket, engine.fileno()}, NOW_NS)
-        loop.engine = was
     place = heard.index(events.MasterMessageReceived(Kick(0, "enough")))
     assert sum(isinstance(event, events.ReduceDone) for event in heard[:place]) == FLOODED_COUNT
     assert engine.messages_taken <= 1 + limits.ENGINE_MESSAGES_TAKEN_MAX
@@ -508,11 +505,10 @@ def test_slow_paths_leave_connections_unused(
     monkeypatch.setattr(loop, "_chooses_senders", count == 0)
     monkeypatch.setattr(loop._rates, "end", lambda attempt_id: (path,))
     loop._links[SLOW.peer_id] = link_of(16)
-    engine, was = Choosing(), loop.engine
+    engine = Choosing()
     with engine:
-        loop.engine = engine
+        monkeypatch.setattr(loop, "engine", engine)
         loop._on_engine_event(ReduceDone(1, 0, 7, 0, 0, None, has_told=True), NOW_NS)
-        loop.engine = was
     assert engine.chosen == chosen
 
 

@@ -402,10 +402,12 @@ class MasterBench:
         }
 
 
-def bench_of(names: Iterable[str], copies: int = 1, **options: Any) -> MasterBench:
-    """A master with these members, all linked."""
+def bench_of(names: Iterable[str], others: str = "", copies: int = 1, **options: Any) -> MasterBench:
+    """A master with these members, all linked. The others are the members of another group."""
     bench = MasterBench(MasterOptions(**options), copies)
     bench.members(names)
+    if others:
+        bench.members(others, group=1)
     return bench
 
 

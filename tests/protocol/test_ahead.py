@@ -224,8 +224,7 @@ def test_results_that_differ_after_a_loss_are_computed_again() -> None:
 @pytest.mark.parametrize("attempt_id", [FIRST_ATTEMPT, 999], ids=["of another group", "of the future"])
 def test_an_attempt_that_was_not_planned_for_them_gets_a_plan(attempt_id: int) -> None:
     """S3, B2: no message of one group's members touches an attempt of another group."""
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     bench.begin("ab", 1)
     votes = Votes(0, (Vote(1, spec(), 99),))
     bench.say("x", votes)

@@ -84,8 +84,7 @@ def test_a_tag_is_free_again_after_its_decision() -> None:
 
 def test_groups_are_independent() -> None:
     """The same tag in two groups means two collectives. A failure in one does not touch the other."""
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     for name in "axby":
         bench.begin(name, 1, spec(count=8 if name in "ab" else 9))
     assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
@@ -124,8 +123,7 @@ def test_alone() -> None:
 
 
 def test_alone_in_its_group_though_not_in_the_run() -> None:
-    bench = bench_of("a")
-    bench.members("x", group=1)
+    bench = bench_of("a", others="x")
     assert bench.begin("x", 1) == [("x1", Decision(1, Result.TOO_FEW_PEERS, reason=ALONE))]
 
 
@@ -463,8 +461,7 @@ def test_two_halves_without_a_link_between_them() -> None:
 
 
 def test_groups_are_judged_by_their_own_links() -> None:
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     bench.say("x", Linked(()))
     bench.begin("xyab", 1)
     assert bench.plans[FIRST_ATTEMPT].order == pids("ab")
@@ -598,8 +595,7 @@ def test_a_failure_at_once_is_no_stall() -> None:
 
 
 def test_groups_are_doubted_on_their_own() -> None:
-    bench = bench_of("abcd")
-    bench.members("wxyz", group=1)
+    bench = bench_of("abcd", others="wxyz")
     for call_id in (1, 2):
         bench.begin("abcdwxyz", call_id)
         bench.tick(limits.STALL_TIMEOUT_NS)

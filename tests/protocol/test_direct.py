@@ -238,8 +238,7 @@ def test_slow_paths_get_small_frames_and_an_attempt_keeps_its_own() -> None:
 
 def test_it_is_forgotten_with_the_group() -> None:
     """So groups that come and go cost nothing."""
-    bench = bench_of(NAMES)
-    bench.members("xy", group=1)
+    bench = bench_of(NAMES, others="xy")
     bench.begin("xy", 1)
     bench.finish("xy", 1, last_attempt(bench), duration_us=1000)
     for name in "xy":

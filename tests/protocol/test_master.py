@@ -556,8 +556,7 @@ def test_the_last_member_is_lost_as_any(bench: MasterBench) -> None:
 @pytest.mark.parametrize("is_back", [False, True])
 def test_no_joiner_is_removed_for_a_member_that_was_away(is_back: bool) -> None:
     """S6: a far member of another group, which no joiner can reach before the member hears of it."""
-    bench = bench_of("a")
-    bench.members("x", group=1)
+    bench = bench_of("a", others="x")
     bench.hello("x", welcomed=True, connection=2, handshake_ms=limits.HANDSHAKE_MS_MAX)
     bench.register("j", group=1)
     bench.tick(SECOND)
@@ -674,8 +673,7 @@ def test_a_link_that_comes_and_goes_does_not_keep_a_joiner_for_ever() -> None:
 
 def test_an_outage_is_excused_though_another_group_has_been_excused_for_long() -> None:
     """L2: x comes and goes for ever. b is away once, and its link is up again."""
-    bench = bench_of("abc")
-    bench.members("xyz", group=1)
+    bench = bench_of("abc", others="xyz")
     bench.link("xy")
     bench.say("z", Linked(()))
     bench.begin("xyz", 1)

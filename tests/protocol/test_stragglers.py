@@ -82,16 +82,14 @@ def test_nothing_is_said_of_who_is_gone() -> None:
 
 @pytest.mark.parametrize("kind, name", [(UPDATE, "update_topology"), (OPTIMIZE, "optimize_topology")])
 def test_topology_calls_wait_for_all_groups(kind: int, name: str) -> None:
-    bench = bench_of("a")
-    bench.members("x", group=1)
+    bench = bench_of("a", others="x")
     bench.vote("a", kind, 1)  # type: ignore[arg-type]
     bench.tick(WARNING)
     assert lines(bench) == [f"waiting for x: a called {name} 10 s ago"]
 
 
 def test_syncs_wait_for_their_group() -> None:
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     bench.say("x", offer(1, 0))
     bench.tick(1)
     bench.say("a", offer(1, 0))
@@ -119,8 +117,7 @@ def test_peers_that_wait_for_each_other() -> None:
 
 def test_who_is_held_up_by_a_straggler_is_none() -> None:
     """Found by the simulator: all of another group waited for b, too. b waited for c, which did not respond."""
-    bench = bench_of("bc", straggler_timeout_ns=TIMEOUT)
-    bench.members("x", group=1)
+    bench = bench_of("bc", others="x", straggler_timeout_ns=TIMEOUT)
     bench.vote("x", PENDING, 1)
     bench.tick(limits.SECOND)
     bench.begin("b", 1)
@@ -131,8 +128,7 @@ def test_who_is_held_up_by_a_straggler_is_none() -> None:
 
 def test_who_is_in_a_long_collective_is_no_straggler() -> None:
     """The other group waits. Nobody is removed for it, and the master is not kept busy."""
-    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
-    bench.members("x", group=1)
+    bench = bench_of("ab", others="x", straggler_timeout_ns=TIMEOUT)
     bench.begin("ab", 1)
     bench.vote("x", PENDING, 1)
     while bench.now_ns < 10 * TIMEOUT:
@@ -428,8 +424,7 @@ def test_a_peer_that_waits_for_links_is_in_no_deadlock() -> None:
 
 def test_are_peers_pending_is_no_excuse() -> None:
     """A peer that also waits in it may be in a deadlock. The question goes on when the deadlock is gone."""
-    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
-    bench.members("x", group=1)
+    bench = bench_of("ab", others="x", straggler_timeout_ns=TIMEOUT)
     bench.vote("ax", PENDING, 1)
     bench.begin("a", 2, spec(1))
     bench.begin("b", 2, spec(2))
@@ -465,8 +460,7 @@ def test_the_loss_of_a_peer_may_leave_the_others_in_a_deadlock() -> None:
 
 
 def test_two_deadlocks_and_operations_that_wait_for_them() -> None:
-    bench = bench_of("ab", straggler_timeout_ns=TIMEOUT)
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy", straggler_timeout_ns=TIMEOUT)
     for name, tag in zip("abxy", (1, 2, 1, 2), strict=True):
         bench.begin(name, 1, spec(tag))
     bench.vote("a", PENDING, 2)

@@ -127,16 +127,14 @@ def test_a_run_that_recovers_from_checkpoints_is_warned() -> None:
 
 
 def test_alone() -> None:
-    bench = bench_of("a")
-    bench.members("xy", group=1)
+    bench = bench_of("a", others="xy")
     assert bench.say("a", offer(1, 0)) == [
         ("a1", Decision(1, Result.TOO_FEW_PEERS, reason="this peer is alone in its group"))
     ]
 
 
 def test_groups_are_independent() -> None:
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     bench.say("a", offer(1, 4, w("a")))
     bench.say("x", offer(1, 9, w("x")))
     bench.say("y", offer(1, 8, w("y")))
@@ -498,8 +496,7 @@ def test_a_sync_waits_for_links_where_nobody_can_send() -> None:
 
 def test_a_sync_that_has_waited_has_the_greatest_id() -> None:
     """S4, paths, seed 2214: peers drop frames of ids that they first hear of after a greater one."""
-    bench = bench_of("ab")
-    bench.members("xy", group=1)
+    bench = bench_of("ab", others="xy")
     bench.say("a", Linked(()))
     offers(bench, "a", "b")
     bench.begin("xy", 1)
