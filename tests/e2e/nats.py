@@ -9,15 +9,14 @@ free, so that two such hosts can open a connection together, or it takes random 
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from networks import DEVICE, Namespaces, NetworkUnavailable, wait_for_link
+
+from e2e.networks import or_skip
 
 _RULES = """
 table inet nat {
@@ -103,12 +102,6 @@ def _forward() -> None:
         Path("/proc/sys/net", name).write_text("1", encoding="ascii")
 
 
-@contextlib.contextmanager
-def nat_hosts(count: int, *natted: int, is_ipv6: bool = False, keeps_ports: bool = False) -> Iterator[NatNetwork]:
-    """A network of hosts. Skips the test if this process cannot create one."""
-    try:
-        network = NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6, keeps_ports=keeps_ports)
-    except NetworkUnavailable as error:
-        pytest.skip(str(error))
-    with network:
-        yield network
+def nat_hosts(count: int, *natted: int, is_ipv6: bool = False, keeps_ports: bool = False) -> NatNetwork:
+    """A network of hosts, or a skipped test."""
+    return or_skip(lambda: NatNetwork(count, frozenset(natted), is_ipv6=is_ipv6, keeps_ports=keeps_ports))

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from networks import Namespaces, Network, NetworkUnavailable, counter
@@ -17,27 +18,25 @@ from wan.settings import Settings
 
 from e2e import harness
 
+N = TypeVar("N", bound=Namespaces)
 
-@contextlib.contextmanager
-def hosts(count: int) -> Iterator[Network]:
-    """A network of `count` hosts. Skips the test if this process cannot create one."""
+
+def or_skip(make: Callable[[], N]) -> N:
+    """A network. Skips the test if this process cannot create one."""
     try:
-        network = Network(count)
+        return make()
     except NetworkUnavailable as error:
         pytest.skip(str(error))
-    with network:
-        yield network
 
 
-@contextlib.contextmanager
-def wide(host_count: int, *lines: str, seed: int = 0) -> Iterator[EmulatedNetwork]:
-    """An emulated wide-area network. Skips the test if this process cannot create one."""
-    try:
-        network = EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False)
-    except NetworkUnavailable as error:
-        pytest.skip(str(error))
-    with network:
-        yield network
+def hosts(count: int) -> Network:
+    """A network of `count` hosts, or a skipped test."""
+    return or_skip(lambda: Network(count))
+
+
+def wide(host_count: int, *lines: str, seed: int = 0) -> EmulatedNetwork:
+    """An emulated wide-area network, or a skipped test."""
+    return or_skip(lambda: EmulatedNetwork(Settings(host_count).with_lines(lines), seed, realtime=False))
 
 
 def load_rules(rules: str) -> None:
