@@ -198,14 +198,14 @@ def test_a_package_that_is_missing_is_named(
     ("column", "text"),
     [
         (scenario.Column("", "seconds", ".1f", 1e3), "1500.0"),
-        (scenario.Column("", "size", scenario.BYTES), "4KiB"),
+        (scenario.Column("", "bytes"), "4KiB"),
         (scenario.Column("", "kept"), "no"),
         (scenario.Column("", "none", ".1f"), "-"),
         (scenario.Column("", "missing", ".1f"), "-"),
     ],
 )
 def test_cells_say_values_in_the_form_of_their_column(column: scenario.Column, text: str) -> None:
-    assert column.cell({"seconds": 1.5, "size": 4096, "kept": False, "none": None}) == text
+    assert column.cell({"seconds": 1.5, "bytes": 4096, "kept": False, "none": None}) == text
 
 
 def play(*rows: dict[str, Any], columns: Sequence[scenario.Column] = ()) -> int:

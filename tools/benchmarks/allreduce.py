@@ -35,7 +35,7 @@ import numpy as np
 from common import Row, Rows, add, bus_bandwidth_gbit, positive, say
 from workers import LOOPBACK
 
-from benchmarks.scenario import BYTES, Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 from benchmarks.systems import (
     ALGORITHMS,
     ENCRYPTIONS,
@@ -147,9 +147,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("system", "system"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
+    *plain("system", "peers", "bytes"),
     Column("conns", "connections"),
     Column("quantize", "quantize"),
     *times("seconds"),

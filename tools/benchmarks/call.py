@@ -23,7 +23,7 @@ from pathlib import Path
 from common import Row, Rows, WorkerFailed, add, say, spread
 from workers import LOOPBACK, call_all, process_cpu_ns
 
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from benchmarks.systems import System, add_systems, check_systems, start_system
 
 SYSTEMS = ("zpccl", "gloo")
@@ -160,9 +160,7 @@ SCENARIO = Scenario(
     measure,
     "One all-reduce: what each peer and the master do, medians of {options.reps}",
     [
-        Column("system", "system"),
-        Column("peers", "peers"),
-        Column("bytes", "bytes", BYTES),
+        *plain("system", "peers", "bytes"),
         Column("median ms", "seconds_median", ".3f", 1e3),
         Column("peer: wake-ups", "peer_wake_ups", ".1f"),
         Column("system calls", "peer_system_calls", ".1f"),

@@ -31,7 +31,7 @@ from workers import Hosts, Master, Worker, call_all, ended_workers
 import zpccl
 from benchmarks.kill_peer import ReducingPeer
 from benchmarks.pattern import pattern
-from benchmarks.scenario import BYTES, Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 
 KINDS = ("host", "path", "idle")
 CONNECTIONS = 4
@@ -184,10 +184,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("cut", "cut"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
-    Column("rounds", "rounds"),
+    *plain("cut", "peers", "bytes", "rounds"),
     *times("seconds_to_error", ".2f", "s", "to error, "),
     *times("seconds_to_commit", ".2f", "s", "to commit, "),
     Column("failed calls", "failed_calls_max"),

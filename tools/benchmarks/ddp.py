@@ -32,7 +32,7 @@ from typing import Any
 from common import Row, Rows, add, positive, say, spread
 from workers import LOOPBACK, Master, Worker, call_all, ended_workers
 
-from benchmarks.scenario import BYTES, Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 from benchmarks.systems import check_device, speeds_beside
 
 SYSTEMS = ("alone", "gloo", "zpccl", "zpccl+master")
@@ -162,9 +162,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("system", "system"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
+    *plain("system", "peers", "bytes"),
     *times("seconds", ".2f"),
     Column("CPU ms", "cpu_seconds", ".2f", 1e3),
     Column("of Gloo", "of_gloo", ".2f"),

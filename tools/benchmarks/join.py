@@ -22,7 +22,7 @@ from common import Row, Rows, WorkerFailed, add, spread, whole
 from workers import Hosts, Master, Worker, call_all, ended_workers
 
 import zpccl
-from benchmarks.scenario import BYTES, Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 from benchmarks.state import PROCESSES_MAX, StatePeer, add_place_arguments, check_place, make_hosts
 from benchmarks.wan import what_the_emulator_says
 
@@ -140,8 +140,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("bytes", "bytes", BYTES),
-    Column("ahead", "ahead"),
+    *plain("bytes", "ahead"),
     *times("stop", unit="s", title="stop "),
     Column("of plain %", "of_plain", ".1f", 100),
     Column("offer s", "offer_median", ".3f"),

@@ -28,7 +28,7 @@ import zmq
 from common import Row, Rows, WorkerFailed, add, positive, spread, whole
 from workers import Master, Worker, ended_workers, process_cpu_ns
 
-from benchmarks.scenario import Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 from zpccl import limits
 from zpccl.control.master_loop import open_router
 from zpccl.protocol.messages import (
@@ -340,8 +340,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("peers", "peers"),
-    Column("batch", "batch"),
+    *plain("peers", "batch"),
     *times("seconds", ".2f"),
     Column("master CPU ms", "master_cpu_seconds_median", ".2f", 1e3),
     Column("messages/s", "messages_per_second", ".0f"),

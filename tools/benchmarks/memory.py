@@ -21,7 +21,7 @@ from typing import Any
 from common import Row, Rows, add
 from workers import LOOPBACK, call_all
 
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from benchmarks.systems import PLACES, System, add_systems, check_systems, start_system
 
 SYSTEMS = ("zpccl", "gloo")
@@ -72,11 +72,7 @@ def measure_once(system: System, size_bytes: int, quantize: str) -> Row:
 
 
 COLUMNS = [
-    Column("system", "system"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
-    Column("quantize", "quantize"),
-    Column("place", "place"),
+    *plain("system", "peers", "bytes", "quantize", "place"),
     Column("extra MiB", "extra_bytes", ".2f", 2**-20),
     Column("of the tensor", "extra_fraction", ".1%"),
     Column("kept MiB", "kept_bytes", ".2f", 2**-20),

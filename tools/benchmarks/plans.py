@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from common import Row, Rows, add, positive, whole
 
 from benchmarks.plan_bounds import latency_seconds_min, moving_seconds_min, quantile
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from zpccl import limits
 from zpccl.protocol.network import Model, Network, Route, Speeds, Tensor
 from zpccl.protocol.rings import shorter_order
@@ -197,9 +197,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("network", "network"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
+    *plain("network", "peers", "bytes"),
     Column("plan, median", "plan_median", ".2f"),
     Column("p95", "plan_p95", ".2f"),
     *(Column(name, f"{name}_median", ".2f") for name in ("admission", "shortest", "direct")),

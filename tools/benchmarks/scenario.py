@@ -9,12 +9,9 @@ from typing import NamedTuple
 
 from common import Row, Rows, format_bytes, print_table
 
-BYTES = "bytes"
-"""Format of a column of sizes."""
-
 
 class Column(NamedTuple):
-    """One column: its title, the key in a row, and the format (a format specification, or BYTES) of value x factor."""
+    """One column: its title, the key in a row, and the format specification of value x factor (not of "bytes")."""
 
     title: str
     key: str
@@ -26,11 +23,16 @@ class Column(NamedTuple):
         value = row.get(self.key)
         if value is None:
             return "-"
-        if self.form == BYTES:
+        if self.key == "bytes":
             return format_bytes(value)
         if isinstance(value, bool):
             return "yes" if value else "no"
         return format(value if self.factor == 1 else value * self.factor, self.form)
+
+
+def plain(*keys: str) -> list[Column]:
+    """Columns of values as they are, under their keys."""
+    return [Column(key, key) for key in keys]
 
 
 def times(name: str, form: str = ".3f", unit: str = "ms", title: str = "") -> list[Column]:

@@ -37,7 +37,7 @@ from workers import Hosts, Master, Peer, Worker, call_all, ended_workers
 
 import zpccl
 from benchmarks.raw_tcp import RawTcp
-from benchmarks.scenario import BYTES, Column, Scenario, times
+from benchmarks.scenario import Column, Scenario, plain, times
 from benchmarks.wan import what_the_emulator_says
 from zpccl.state.digests import digest_regions
 
@@ -337,11 +337,9 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 COLUMNS = [
-    Column("contents", "contents"),
-    Column("bytes", "bytes", BYTES),
+    *plain("contents", "bytes"),
     Column("by", "digest"),
-    Column("holders", "holders"),
-    Column("joiners", "joiners"),
+    *plain("holders", "joiners"),
     *times("seconds", ".4f", "s"),
     Column("sent MiB", "bytes_sent", ".1f", 1 / MIB),
     Column("CPU s", "cpu_seconds", ".3f"),

@@ -36,7 +36,7 @@ from common import MIB, Row, Rows, WorkerFailed, add, format_bytes
 from workers import REPLY_TIMEOUT_S, Master, Peer, Worker, call_all, close_all
 
 import zpccl
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from benchmarks.state import fill, make_stale
 from zpccl.engine.engine import EngineEvent, MessageReceived
 
@@ -425,10 +425,7 @@ def measure(options: argparse.Namespace) -> Rows:
 
 
 COLUMNS = [
-    Column("fault", "fault"),
-    Column("holders", "holders"),
-    Column("joiners", "joiners"),
-    Column("bytes", "bytes", BYTES),
+    *plain("fault", "holders", "joiners", "bytes"),
     Column("s to end", "seconds_to_end", ".3f"),
     Column("s in all", "seconds", ".3f"),
     Column("MiB received", "bytes_received", ".1f", 1 / MIB),

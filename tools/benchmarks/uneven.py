@@ -30,7 +30,7 @@ from wan.settings import Settings
 from workers import Hosts, call_all
 
 from benchmarks.plan_bounds import moving_seconds_min
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from benchmarks.systems import ALGORITHMS, start_system
 from benchmarks.wan import what_the_emulator_says
 from zpccl import limits
@@ -183,11 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COLUMNS = [
-    Column("network", "network"),
-    Column("peers", "peers"),
-    Column("bytes", "bytes", BYTES),
-    Column("algorithm", "algorithm"),
-    Column("congestion", "congestion"),
+    *plain("network", "peers", "bytes", "algorithm", "congestion"),
     Column("first s", "first_s", ".2f"),
     Column("median s", "median_s", ".2f"),
     Column("best s", "best_s", ".2f"),

@@ -35,7 +35,7 @@ from wan.emulated import CONGESTION_CONTROLS, EmulatedNetwork
 from wan.settings import Settings
 from workers import Hosts, call_all
 
-from benchmarks.scenario import BYTES, Column, Scenario
+from benchmarks.scenario import Column, Scenario, plain
 from benchmarks.systems import SYSTEMS, System, add_systems, check_systems, start_system
 from zpccl import limits
 
@@ -254,13 +254,12 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 COLUMNS = [
-    Column("system", "system"),
-    Column("peers", "peers"),
+    *plain("system", "peers"),
     Column("RTT ms", "rtt_ms", "g"),
     Column("loss %", "loss", "g", 100),
     Column("conns", "connections"),
     Column("own choice", "own_choice"),
-    Column("bytes", "bytes", BYTES),
+    Column("bytes", "bytes"),
     Column("latency s", "latency_s", ".3f"),
     Column("buckets s", "buckets_s", ".3f"),
     Column("median s", "seconds_median", ".3f"),
