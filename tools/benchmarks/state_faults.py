@@ -182,6 +182,10 @@ class Scene:
         """All survivors sync once more."""
         self.again = dict(zip(self.living, call_all(list(self.living.values()), "sync"), strict=True))
 
+    def log(self) -> str:
+        """The log of the master."""
+        return self.master.log()
+
     def close(self) -> None:
         """Ends all processes."""
         close_all([*self.living.values(), *self.added.values()])
@@ -284,7 +288,7 @@ def judge_refetch(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> 
 def judge_wrong_bytes(scene: Scene, outcomes: Outcomes, wanted: str, stale: str) -> Judged:
     """As `judge_success`, and the log must name the sender of the wrong bytes."""
     problems = judge_success(scene, outcomes, wanted, stale).problems
-    if "continues without holder0" not in scene.master.log():
+    if "continues without holder0" not in scene.log():
         problems.append("the log of the master does not name who sent wrong bytes")
     return Judged("all have the state; the sender is named", problems)
 
