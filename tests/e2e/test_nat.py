@@ -155,10 +155,11 @@ def test_a_peer_that_nobody_reaches(is_ipv6: bool) -> None:
         port = 48149
         assert f"no data connection to {first.name} ({first.name}: no link in 5 s; " in failure.text
         assert f"{network.address(1)}:{port}: no answer in time" in failure.text
-        second.start(connect, run.master.address, name=second.name)
         third = run.child()
-        third.start(connect, run.master.address, name=third.name)
+        for newcomer in (second, third):  # The second one may be admitted with the third one, or after it.
+            newcomer.start(harness.join, run.master.address, 3, name=newcomer.name)
         first.call(harness.admit, 3)
-        print("joined after", second.value(), third.value())
+        second.value()
+        third.value()
         assert all_of([first, second, third], reduce, 2.0) == [(6.0, "TREES")] * 3
         assert lines_of_losses(run) == []
