@@ -253,10 +253,7 @@ class Dialler:
                 count = connections_for(round_trip_ns(connection), congestion_control(connection))
                 hello = dataclasses.replace(hello, count=count)
             answer = await self._greet(connection, hello, secrets)
-            dialled = _dialled(connection, hello, answer, secrets)
-            note(_ANSWERED)
-            await receive(self._loop, connection, len(hello.padding))
-            return dialled
+            return await self._dialled(connection, hello, answer, secrets, note)
         except BaseException:
             connection.close()
             raise
@@ -274,9 +271,7 @@ class Dialler:
                     await self._adopt(closed_in_children(socket.socket(fileno=connection.detach())), theirs)
                     raise HandshakeError("the other side sets the link up")
                 answer = await receive(self._loop, connection, SIGNAL_BYTES)
-            dialled = _dialled(connection, hello, answer, secrets)
-            await receive(self._loop, connection, len(hello.padding))
-            return dialled
+            return await self._dialled(connection, hello, answer, secrets)
         except BaseException:
             connection.close()
             raise
@@ -301,6 +296,20 @@ class Dialler:
         """Sends HELLO. Returns the first bytes of the answer."""
         await self._loop.sock_sendall(connection, hello.encode(secrets.link_key))
         return await receive(self._loop, connection, SIGNAL_BYTES)
+
+    async def _dialled(
+        self,
+        connection: socket.socket,
+        hello: LinkHello,
+        answer: bytes,
+        secrets: Secrets,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> Dialled:
+        """A connection whose HELLO was answered by ACCEPT. Raises HandshakeError if it was not."""
+        transcript = accepted(hello, answer, secrets.link_key)
+        note(_ANSWERED)
+        await receive(self._loop, connection, len(hello.padding))
+        return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
 
     def choose_congestion_control(self, connection: socket.socket) -> None:
         """Asks the kernel for BBR on a connection that was dialled or accepted."""
@@ -331,12 +340,6 @@ async def receive(loop: asyncio.AbstractEventLoop, connection: socket.socket, si
             raise HandshakeError("the other side closed the connection")
         data += piece
     return data
-
-
-def _dialled(connection: socket.socket, hello: LinkHello, answer: bytes, secrets: Secrets) -> Dialled:
-    """A connection whose HELLO was answered by ACCEPT. Raises HandshakeError if it was not."""
-    transcript = accepted(hello, answer, secrets.link_key)
-    return Dialled(connection, transcript, transcript.derive_keys(secrets.private, is_dialler=True), hello)
 
 
 def close_all(dialled: list[Dialled]) -> None:
