@@ -88,13 +88,18 @@ def test_without_pynacl_there_are_no_ciphers(monkeypatch: pytest.MonkeyPatch) ->
     assert ciphers.available.__wrapped__() == {}
 
 
-def test_a_cpu_without_aes_offers_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_functions", [True, False], ids=["a CPU without AES", "PyNaCl 1.5"])
+def test_without_aes_the_cipher_that_needs_none_is_offered(
+    monkeypatch: pytest.MonkeyPatch, has_functions: bool
+) -> None:
     sodium = nacl._sodium.lib
 
     class Lib:
-        crypto_aead_aes256gcm_is_available = staticmethod(lambda: 0)
-
         def __getattr__(self, name: str) -> Any:
+            if name == "crypto_aead_aes256gcm_is_available" and has_functions:
+                return lambda: 0
+            if not has_functions and ("aes256gcm" in name or "aegis" in name):
+                raise AttributeError(name)
             return getattr(sodium, name)
 
     ffi = SimpleNamespace(addressof=lambda lib, name: name, cast=lambda kind, name: 1)

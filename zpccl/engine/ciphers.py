@@ -68,11 +68,12 @@ def _sodium() -> ModuleType | None:
 
 @functools.cache
 def available() -> dict[Cipher, Aead]:
-    """The ciphers to offer, best first; none without PyNaCl. PyNaCl before 1.6 has no AEGIS."""
+    """The ciphers to offer, best first; none without PyNaCl. PyNaCl before 1.6 has ChaCha20-Poly1305 alone."""
     sodium = _sodium()
     if sodium is None:
         return {}
-    has_aes = bool(sodium.lib.crypto_aead_aes256gcm_is_available())
+    is_available = getattr(sodium.lib, "crypto_aead_aes256gcm_is_available", None)
+    has_aes = is_available is not None and bool(is_available())
     found: dict[Cipher, Aead] = {}
     for cipher in sorted(_NAMES, reverse=True):
         name = _NAMES[cipher]
