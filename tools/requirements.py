@@ -2,13 +2,14 @@
 
     python tools/requirements.py test dev | pip install -r /dev/stdin
 
-`make` installs them before it builds, so that a build needs no second, isolated environment.
+`make` installs them before it builds, so that a build needs no second, isolated environment. With --oldest each is the
+oldest version that setup.cfg allows: `make test VENV=.venv-oldest OLDEST=--oldest`.
 """
 
 from __future__ import annotations
 
+import argparse
 import configparser
-import sys
 from pathlib import Path
 
 SETUP_CFG = Path(__file__).resolve().parent.parent / "setup.cfg"
@@ -29,4 +30,9 @@ def requirements(extras: list[str], path: Path = SETUP_CFG) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1:])))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("extras", nargs="*", help="names of extras in setup.cfg")
+    parser.add_argument("--oldest", action="store_true", help="print the oldest versions that setup.cfg allows")
+    options = parser.parse_args()
+    lines = requirements(options.extras)
+    print("\n".join(line.replace(">=", "==") if options.oldest else line for line in lines))

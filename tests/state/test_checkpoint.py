@@ -293,7 +293,9 @@ def test_a_damaged_tensor_is_named_and_all_are_left_as_they_were(path: Path, nam
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x93", b"PK\3\4 a zip file", bytes(1000), os.urandom(1000), safetensors.numpy.save(small())]
+    "data",
+    [b"", b"\x93", b"PK\3\4 a zip file", bytes(1000), os.urandom(1000), safetensors.numpy.save(small())],
+    ids=["empty", "one byte", "zip", "zeros", "noise", "no digest"],  # Workers must agree about names.
 )
 def test_other_files_are_refused(path: Path, data: bytes) -> None:
     path.write_bytes(data)
