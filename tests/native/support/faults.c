@@ -338,7 +338,7 @@ static struct msghdr cut(const struct msghdr *message, struct iovec pieces[PIECE
 {
 	struct msghdr result = *message;
 	size_t count = 0;
-	for (; count < message->msg_iovlen && count < PIECES_MAX && bytes; count++) {
+	for (; count < (size_t)message->msg_iovlen && count < PIECES_MAX && bytes; count++) {
 		pieces[count] = message->msg_iov[count];
 		if (pieces[count].iov_len > bytes)
 			pieces[count].iov_len = bytes;
@@ -352,7 +352,7 @@ static struct msghdr cut(const struct msghdr *message, struct iovec pieces[PIECE
 static size_t bytes_of(const struct msghdr *message)
 {
 	size_t bytes = 0;
-	for (size_t i = 0; i < message->msg_iovlen; i++)
+	for (size_t i = 0; i < (size_t)message->msg_iovlen; i++)
 		bytes += message->msg_iov[i].iov_len;
 	return bytes;
 }
