@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ class Hosts:
     def __init__(self) -> None:
         self.master = zpccl.MasterNode("127.0.0.1:0", recovery_grace=0.05)
         self.master.run()
-        self.threads = ThreadPoolExecutor(16)
+        self.threads = futures.ThreadPoolExecutor(16)
         self.peers: dict[str, list[zpccl.Communicator]] = {}
 
     def make(self, host: str) -> list[zpccl.Communicator]:
@@ -76,7 +76,7 @@ def hosts() -> Iterator[Hosts]:
 def test_a_host_is_admitted_once_all_of_it_is_there(hosts: Hosts) -> None:
     first, second = hosts.make("one")
     begins = hosts.threads.submit(first.connect)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(futures.TimeoutError):  # Not the built-in one before Python 3.11.
         begins.result(0.3)
     finish(hosts.threads.submit(second.connect))
     finish(begins)
