@@ -898,6 +898,14 @@ wild-attempts-move-the-bound: protocol.peer:PeerMachine._on_attempt_ended (unit 
   L2: the same by several wild ids, each not far from the one before
   - self._effects.append(EndReduce(attempt_id, commit=False))
   + self._forget_attempts((attempt_id,))
+ended-attempt-starts-when-its-plan-comes: protocol.peer:PeerMachine._keep_ahead (unit tests)
+  S4: a peer starts an attempt whose frames its data plane drops, as another has told of its end before the plan came
+  - self._ended_ahead.keys().isdisjoint(attempt_ids)
+  + True
+ended-attempts-have-no-bound: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
+  B1: a member makes the others remember ever more ends of attempts
+  - len(self._ended_ahead) > limits.PLANS_AHEAD_MAX
+  + False
 joiner-ends-attempts: protocol.peer:PeerMachine._on_attempt_ended (unit tests)
   S6: a joiner ends the next attempts at members before these start, which then drop each other's frames
   - self.state is State.MEMBER and is_of_member and not is_far

@@ -228,7 +228,8 @@ members. The other members may have removed these, and hold a later revision."""
 EXPECTED_TIMEOUT_NS = MINORITY_WAIT_NS + STRANGER_TIMEOUT_NS
 """Like STRANGER_TIMEOUT, for a peer that is to report: it may wait for the master to go on with the run."""
 PLANS_AHEAD_MAX = 1024
-"""Tags with plans ahead, handed out by a master or kept by a peer. The oldest are dropped."""
+"""Tags with plans ahead, handed out by a master or kept by a peer. The oldest are dropped. Also the number of attempts
+that a peer remembers because others ended them, until their plans come."""
 PLANS_AHEAD_AT_TAG_MAX = 16
 """Plans ahead for one tag: the peers can make this many calls before the master hears of the first."""
 PLAN_AHEAD_AGE_MAX = 32_768

@@ -793,6 +793,27 @@ def test_who_hears_that_another_has_ended_an_attempt_never_starts_it(peer: PeerB
     assert peer.reduce(11) == ([vote(11, 0)] if is_known else [start(11, AHEAD, is_ahead=True), vote(11)])
 
 
+@pytest.mark.parametrize("planned_by", ["decision", "plan"])
+def test_who_hears_of_the_end_of_an_attempt_before_its_plan_never_starts_it(planned_by: str) -> None:
+    """S4: the data plane drops its frames. The message with plans ahead took longer than what another peer began."""
+    peer = PeerBench().member("ab")
+    peer.reduce(10)
+    assert peer.handle(events.AttemptEnded(pid("b"), AHEAD)) == [EndReduce(AHEAD, commit=False)]
+    ahead = (AHEAD, AHEAD + 1)
+    told = peer.hear(replace(plan_of(10), ahead=ahead if planned_by == "plan" else ()))
+    peer.handle(events.ReduceDone(FIRST_ATTEMPT, 7))
+    decision = Decision(10, 0, 2, attempt_id=FIRST_ATTEMPT, ahead=ahead if planned_by == "decision" else ())
+    told += peer.hear(decision)
+    assert {EndReduce(attempt_id, commit=False) for attempt_id in ahead} <= set(told)
+    assert peer.reduce(11) == [vote(11, 0)]
+
+
+def test_ends_that_a_member_tells_without_end_are_forgotten(peer: PeerBench) -> None:
+    for number in range(2 * limits.PLANS_AHEAD_MAX):
+        peer.handle(events.AttemptEnded(pid("b"), AHEAD + 1 + number))
+    assert len(peer.machine._ended_ahead) == limits.PLANS_AHEAD_MAX
+
+
 def test_wild_attempt_ids_of_a_member_have_a_bound(peer: PeerBench) -> None:
     """L2: otherwise the data plane would take the frames of all other attempts for late ones, also after it is gone."""
     far = FIRST_ATTEMPT + limits.PLAN_AHEAD_AGE_MAX

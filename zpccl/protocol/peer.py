@@ -254,6 +254,7 @@ class PeerMachine:
         self._release_ns: dict[int, int] = {}  # When withdrawn calls are released, by call id, the earliest first.
         self._memory = Memory()
         self._ahead: dict[int, Ahead] = {}  # By tag, the newest last.
+        self._ended_ahead: dict[int, None] = {}  # Attempts that others have ended, the newest last.
         self._attempt_max = 0  # The greatest that it has started or ended by what the master says.
         self._early_bytes = 0  # At most what it has sent to each other peer in attempts ahead that have not ended.
         self._digests = Digests()
@@ -1078,6 +1079,8 @@ class PeerMachine:
         """Stores plans ahead: the next calls at this tag may start at once, if they are the same as this one."""
         if not attempt_ids or not isinstance(how, Reducing):
             return
+        if not self._ended_ahead.keys().isdisjoint(attempt_ids):  # The message came late.
+            return self._forget_attempts(attempt_ids)
         known = self._ahead.pop(spec.tag, None)
         if known is not None and (known.spec, known.how) == (spec, how):
             attempt_ids = (*known.attempt_ids, *attempt_ids)
@@ -1103,8 +1106,8 @@ class PeerMachine:
     def _on_attempt_ended(self, peer_id: bytes, attempt_id: int) -> None:
         """Another member has ended an attempt that it had started ahead. If this one has not started it, it never will.
 
-        This peer may not know the attempt, if the message that planned it ahead was lost. A pending peer has started
-        none: it could end attempts that this peer is about to start.
+        This peer may not know the attempt, if the message that planned it ahead was lost or is still on its way. A
+        pending peer has started none: it could end attempts that this peer is about to start.
         """
         is_of_member = any(member.peer_id == peer_id for member in self.group_members())
         # The data plane would take frames of all other attempts for late ones. What others say moves no bound.
@@ -1116,6 +1119,9 @@ class PeerMachine:
         self._drop_ahead(*tags)
         if not tags:
             self._effects.append(EndReduce(attempt_id, commit=False))
+            self._ended_ahead[attempt_id] = None
+            if len(self._ended_ahead) > limits.PLANS_AHEAD_MAX:
+                del self._ended_ahead[next(iter(self._ended_ahead))]
         self._digests.forget(attempt_id)
 
     def _start_ahead(self, call: Call) -> None:
