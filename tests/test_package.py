@@ -147,6 +147,12 @@ def test_requirements_of_an_unknown_extra_are_an_error() -> None:
     assert "nonsense" in done.stderr
 
 
+def test_the_oldest_requirements_are_single_versions() -> None:
+    done = run_python(ROOT / "tools/requirements.py", "--oldest", "secure", "test")
+    assert done.returncode == 0
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in done.stdout.splitlines())
+
+
 def test_what_only_linux_has_is_listed() -> None:
     """docs/portability.md names each module that uses a function or constant of Linux which macOS lacks."""
     listed = (ROOT / "docs/portability.md").read_text(encoding="utf-8").partition("## What macOS still needs")[2]
