@@ -149,8 +149,9 @@ def test_requirements_of_an_unknown_extra_are_an_error() -> None:
 
 def test_the_oldest_requirements_are_single_versions() -> None:
     done = run_python(ROOT / "tools/requirements.py", "--oldest", "secure", "test")
-    assert done.returncode == 0
-    assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in done.stdout.splitlines())
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in lines)
 
 
 def test_what_only_linux_has_is_listed() -> None:

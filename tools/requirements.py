@@ -3,7 +3,7 @@
     python tools/requirements.py test dev | pip install -r /dev/stdin
 
 `make` installs them before it builds, so that a build needs no second, isolated environment. With --oldest each is the
-oldest version that setup.cfg allows: `make test VENV=.venv-oldest OLDEST=--oldest`.
+oldest version that setup.cfg allows: `make test VENV=/tmp/oldest OLDEST=--oldest`.
 """
 
 from __future__ import annotations
