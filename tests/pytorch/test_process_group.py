@@ -588,7 +588,23 @@ WRONG_SHAPES: dict[str, Callable[[Any, int], Any]] = {
         torch.zeros(1).bool(), torch.ones(3).bool(), with_options(dist.ReduceScatterOptions, reduceOp=dist.ReduceOp.AVG)
     ),
     "a sparse tensor": lambda group, _: group.allreduce([torch.eye(2).to_sparse()]),
+    "a sparse output": lambda group, _: group.all_gather_single(torch.eye(3).to_sparse(), torch.ones(3)),
+    "an expanded tensor": lambda group, _: group.allreduce([expanded()]),
+    "an expanded output of all_gather": lambda group, _: group.allgather([[expanded()] * 3], [torch.ones(3)]),
+    "an expanded output of all_gather_single": lambda group, _: group.all_gather_single(expanded(), torch.ones(1)),
+    "an expanded output of reduce_scatter_single": lambda group, _: group.reduce_scatter_single(
+        expanded(), torch.ones(9)
+    ),
+    "an expanded output of all_to_all_single": lambda group, _: group.all_to_all_single(
+        expanded(), torch.ones(3), [], []
+    ),
+    "an expanded output of all_to_all": lambda group, _: group.alltoall([expanded()] * 3, [torch.ones(3)] * 3),
+    "an expanded tensor to receive": lambda group, rank: group.recv([expanded()], (rank + 1) % 3, 0),
 }
+
+
+def expanded() -> Any:
+    return torch.zeros(1).expand(3)
 
 
 @pytest.mark.parametrize("what", WRONG_SHAPES)
@@ -679,13 +695,14 @@ def test_a_lost_rank_fails_what_is_pending_and_what_comes() -> None:
 def test_an_output_that_cannot_be_written_fails_its_work() -> None:
     """L1: for any way to ask, and on this rank alone: the others have their outputs."""
     with groups.local_ranks(2) as ranks:
-        outputs = [torch.zeros(1).expand(2), torch.zeros(2)]  # The elements of the first share their memory.
+        outputs = [torch.zeros(3)[::2], torch.zeros(2)]
         works = ranks.all(lambda group, rank: group.allreduce([outputs[rank]]))
+        outputs[0].resize_(3)
         assert works[1].wait() and works[1].is_success()
         assert isinstance(groups.failure(works[0].wait), zpccl.InternalError)
         assert works[0].is_completed() and not works[0].is_success()
         assert isinstance(works[0].exception(), zpccl.InternalError)
-        with pytest.raises(RuntimeError, match="single memory location"):
+        with pytest.raises(RuntimeError, match="invalid for input of size 2"):
             works[0].get_future().wait()
         assert isinstance(groups.failure(ranks.groups[0].barrier), zpccl.InternalError)
 

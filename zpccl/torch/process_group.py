@@ -28,7 +28,7 @@ from zpccl.torch.configuration import Configuration, wait_for_late_threads
 from zpccl.torch.device_backend import CAN_BE_MADE, DeviceBackend
 from zpccl.torch.handle import Handle
 from zpccl.torch.rendezvous import Membership, meet
-from zpccl.torch.work import Part, Work
+from zpccl.torch.work import Part, Work, tensors_in
 from zpccl.types import DataType, ReduceOp
 
 _OPERATIONS = (
@@ -265,6 +265,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _issue(self, calls: Sequence[_Call], outputs: Any, options: Any = None) -> Work:
         """Makes all calls of a collective. All tensors have been checked before, so that a bad one stops all calls."""
         self._configuration.check()
+        if any(call.finish is not None for call in calls):
+            _check_outputs(outputs)
         issue = self._configuration.issue
         with self._configuration.in_full():
             parts = [Part(issue(call.signature, call.launch, self.timeout), call.finish) for call in calls]
@@ -503,6 +505,7 @@ class ProcessGroup(dist.ProcessGroup):
         _check_count(len(inputs), self._size, "input tensors")
         for tensor in (*outputs, *inputs):
             _check_dtype(tensor, inputs[0])
+        _check_outputs(outputs)
         plain = [_contiguous(_bytes_if_needed(tensor)).view(-1) for tensor in inputs]
         with self._configuration.in_full():
             longest = self._longest_part(outputs, inputs) * _travelling_width(inputs[0])
@@ -573,10 +576,12 @@ class ProcessGroup(dist.ProcessGroup):
         check_torch(memory, "the tensor")
         if memory.numel() == 0:
             return self._issue([], tensors)
+        is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
+        if not is_there:
+            _check_outputs(tensors)
         pair = self._configuration.pair(other, self.timeout)
         with self._configuration.in_full():
             message = pair.transfer(memory, tag, is_sender=is_sender)
-        is_there = is_sender or memory.data_ptr() == tensor.data_ptr()
         finish = None if is_there else lambda _: _copy(tensor, memory)
         return self._work([Part(message, finish)], tensors, size=2)
 
@@ -693,6 +698,14 @@ def _even(tensor: Any, parts: int) -> list[int]:
 def _check_layout(tensor: Any) -> None:
     if tensor.layout is not torch.strided:
         raise InvalidArgument(f"the tensor has layout {tensor.layout}; use tensor.to_dense()")
+
+
+def _check_outputs(outputs: Any) -> None:
+    """Raises InvalidArgument if nothing can be copied to an output."""
+    for output in tensors_in(outputs):
+        _check_layout(output)
+        if any(size > 1 and stride == 0 for size, stride in zip(output.shape, output.stride(), strict=True)):
+            raise InvalidArgument("elements of an output share memory, as after expand(); use tensor.contiguous()")
 
 
 def _check_dtype(tensor: Any, like: Any) -> None:

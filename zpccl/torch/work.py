@@ -6,7 +6,7 @@ import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -213,12 +213,14 @@ def new_future(value: Any) -> Any:
 
 def tensors_on_gpus(value: Any) -> list[Any]:
     """One tensor on each GPU, from a tensor or lists of tensors, in order of the GPUs' names."""
-    found: dict[str, Any] = {}
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, (list, tuple)):
-            left += each
-        elif is_on_gpu(each):
-            found[str(each.device)] = each
+    found = {str(tensor.device): tensor for tensor in tensors_in(value) if is_on_gpu(tensor)}
     return [found[name] for name in sorted(found)]
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """All tensors of a tensor or of lists of tensors."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)
+    else:
+        yield value
