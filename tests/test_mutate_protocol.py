@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import signal
 import subprocess
@@ -160,6 +161,16 @@ def test_lists() -> None:
     done = run_tool("--list")
     assert done.returncode == 0, done.stderr
     assert all(mutant.name in done.stdout for mutant in MUTANTS)
+
+
+@pytest.mark.slow
+def test_a_reader_that_closes_the_pipe_ends_it_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:
+        command = [sys.executable, str(TOOLS / "mutate_protocol.py"), "--list"]
+        done = subprocess.run(command, text=True, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.slow

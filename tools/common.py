@@ -18,6 +18,7 @@ from networks import NetworkUnavailable
 from numpy.typing import NDArray
 
 import zpccl
+from zpccl.cli.output import discard
 
 MIB = 1 << 20
 
@@ -227,8 +228,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def run_tool(play: Callable[[], int]) -> int:
-    """Runs a tool; returns its exit status. Ctrl-C, SIGTERM and the loss of its terminal end its children too and leave
-    no traceback."""
+    """Runs a tool; returns its exit status. Ctrl-C, SIGTERM, the loss of its terminal and a reader that has closed its
+    output end its children too and leave no traceback."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # If it is ignored, as under nohup, the tool goes on.
         signal.signal(signal.SIGHUP, lambda number, _: sys.exit(128 + number))
@@ -237,6 +238,9 @@ def run_tool(play: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return 128 + signal.SIGPIPE
     except (WorkerFailed, NetworkUnavailable, zpccl.PCCLError) as error:
         say(f"failed: {error}")
         return 1
