@@ -311,6 +311,9 @@ class Communicator(Collectives):
     def close(self) -> None:
         """Leaves the run: the others go on without this peer at once. Calls in flight fail. May be called twice.
 
+        If there are several masters and none leads at this moment, it waits for the next one, at most 3 s. A second
+        call ends that wait.
+
         A signal handler may call it. But if handlers of `logging` that the program has made get the log of zpccl, the
         signal may come while this thread holds the lock of one. The thread of this peer then waits for it without end.
         In such a program, raise an exception in the signal handler, and close where it is caught.

@@ -63,6 +63,30 @@ def test_a_standby_takes_over_and_hands_back() -> None:
         assert len({result["revision"] for result in results}) == 1
 
 
+def leave_without_a_master(peer: harness.Peer) -> None:
+    """Leaves while no master leads this peer; sends a note just before."""
+    loop = peer.comm._loop
+    assert loop is not None
+    until(lambda: not loop._machine.is_led)
+    peer.note("leaving")
+    peer.comm.close()
+
+
+def test_the_next_master_hears_who_has_left_before_it_leads() -> None:
+    """L1, S6: otherwise it would wait for that member, which may be at another master."""
+    with two_masters() as (run, masters):
+        address = ",".join(master.address for master in masters)
+        members = start(run, [address] * 3, 3)
+        masters[1].freeze()
+        masters[0].kill()
+        members[0].start(leave_without_a_master)
+        members[0].note()
+        masters[1].thaw()
+        members[0].value()
+        assert sums(members[1:]) == [2.0] * 2
+        assert f"member {members[0].name} left" in masters[1].log.read_text()
+
+
 def test_a_newcomer_finds_the_master_that_leads() -> None:
     """L3: this also holds if the first master of the list is back and leads no run."""
     with two_masters() as (run, masters):

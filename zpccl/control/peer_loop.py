@@ -164,6 +164,7 @@ class PeerLoop:
         self._outgoing: Outgoing[None, bytes] = Outgoing()  # There is one master at a time.
         self._sent_ns = 0  # Time of the last send.
         self._woken_ns = 0  # The machine gets no Tick before: the thread has stood still.
+        self._leave_ns: int | None = None  # When a peer leaves that waits for a master to tell. See `_must_wait`.
         self._restoring: list[PendingCall] = []  # Calls whose memory is not the user's yet.
         self._restorer = Workers(1)
         self._links: dict[bytes, _Link] = {}  # The open ones, by peer id.
@@ -441,6 +442,9 @@ class PeerLoop:
                 self._handle(events.Tick(), now_ns)
             if self._session.phase is SocketPhase.UP and now_ns - self._sent_ns >= limits.PEER_SILENCE_NS:
                 self._outgoing.add(None, b"", now_ns, may_wait=False)  # See control/inflow.py.
+        if self._leave_ns is not None and (self._machine.is_led or now_ns >= self._leave_ns):
+            self._leave_ns = None
+            self._handle(events.CloseCalled(), now_ns)
         self._flush(now_ns)
 
     def _take_messages(self, now_ns: int, count_max: int = limits.CONTROL_QUEUE_MESSAGES_MAX) -> None:
@@ -477,8 +481,18 @@ class PeerLoop:
             self._add_connection(item, now_ns)
         elif isinstance(item, events.MechanismTold):
             self._on_session(item, now_ns)
+        elif isinstance(item, events.CloseCalled) and self._must_wait():
+            self._leave_ns = now_ns + limits.LEAVE_WAIT_NS
         else:
             self._handle(item, now_ns)
+
+    def _must_wait(self) -> bool:
+        """True for a member that wants to leave between two of several masters. It waits for the next one to tell it.
+
+        Otherwise that one takes it for a member which may be at another master. A second `close()` ends the wait.
+        """
+        is_member = self._machine.state is State.MEMBER and len(self._machine.members) > 1
+        return is_member and not self._machine.is_led and len(self._endpoints) > 1 and self._leave_ns is None
 
     def _take_monitor_events(self, now_ns: int) -> None:
         """Handles the monitor's events. Messages that came before the end of the socket are handled before it."""
@@ -542,7 +556,7 @@ class PeerLoop:
         silence_ns = self._sent_ns + limits.PEER_SILENCE_NS if self._session.phase is SocketPhase.UP else None
         machine_ns = self._machine.deadline_ns()
         tick_ns = None if machine_ns is None else max(machine_ns, self._woken_ns)
-        deadlines = (tick_ns, self._session.deadline_ns(), self._outgoing.deadline_ns, silence_ns)
+        deadlines = (tick_ns, self._session.deadline_ns(), self._outgoing.deadline_ns, silence_ns, self._leave_ns)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _on_engine_event(self, event: EngineEvent, now_ns: int) -> None:
