@@ -35,9 +35,9 @@ HARMLESS = Mutant(
 )
 
 
-def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_tool(*arguments: str, output: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / "mutate_protocol.py"), *arguments]
-    return subprocess.run(command, text=True, capture_output=True, check=False)
+    return subprocess.run(command, text=True, stdout=output, stderr=subprocess.PIPE, check=False)
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
@@ -167,9 +167,8 @@ def test_lists() -> None:
 def test_a_reader_that_closes_the_pipe_ends_it_quietly() -> None:
     read, write = os.pipe()
     os.close(read)
-    with open(write, "w") as closed:
-        command = [sys.executable, str(TOOLS / "mutate_protocol.py"), "--list"]
-        done = subprocess.run(command, text=True, stdout=closed, stderr=subprocess.PIPE, check=False)
+    done = run_tool("--list", output=write)
+    os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 

@@ -216,8 +216,10 @@ class EmulatedNetwork(Namespaces):
 
     def _request(self, text: str) -> str:
         assert self._control is not None
-        self._control.send(text.encode())
-        answer = self._control.recv(ANSWER_BYTES_MAX).decode()
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._control.send(text.encode())
+            answer = self._control.recv(ANSWER_BYTES_MAX).decode()
         if not answer.endswith("ok\n"):
             raise OSError(f"the emulator says {answer.strip()!r}" if answer else "the emulator has died")
         return answer
