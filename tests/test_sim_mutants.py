@@ -56,6 +56,22 @@ answers-kept-for-ever: protocol.operation:Operations._forget_answers (simulator)
   B1 in 40 calm runs of 3000 steps
   - del peer.answers[call_id]
   + pass
+far-peers-have-no-more-time: protocol.losses:reconnect_grace_ns (simulator)
+  L2 in 20 regicide runs of 3000 steps
+  - max(least_ns, min(needed_ns, limits.RECONNECT_GRACE_MAX_NS))
+  + least_ns
+deadlocks-never-end: protocol.stragglers:Stragglers._end_deadlocks (simulator)
+  L2 in 10 paths runs of 1000 steps
+  - timeout_ns is not None and self._registry.have_all_reported
+  + False
+timeout-closes-in-an-outage: protocol.peer:PeerMachine._release (simulator)
+  L2 in 20 impatient runs of 1000 steps
+  - assert call.withdrawn is not None
+  + return self._close(call.withdrawn)
+other-version-ends-a-member: protocol.peer:PeerMachine._on_foreign (simulator)
+  L3 in 10 standby runs of 3000 steps
+  - goes_on = "switching to the next master" if self._masters.has_others else "waiting for a master there"
+  + return self._close(VersionMismatch(text))
 buffer-not-restored: sim.dataplane:DataPlane.end_reduce (simulator)
   S2 in 40 churn runs of 600 steps
   - part.buffer.value = part.saved
@@ -78,6 +94,12 @@ CASES = {mutant: mutant.breaks for mutant in OWN} | {
     BY_NAME["holder-that-dies-ends-a-sync"]: "L2 in 120 swarm runs of 600 steps",
     BY_NAME["connects-no-more"]: "L2 in 40 flaky runs of 600 steps",
     BY_NAME["decision-is-not-said-again"]: "L2 in 40 flaky runs of 600 steps",
+    BY_NAME["begins-a-run-beside-another"]: "S3 in 20 duel runs of 3000 steps",
+    BY_NAME["held-newcomers-count"]: "L2 in 20 duel runs of 3000 steps",
+    BY_NAME["half-is-a-quorum"]: "S3 in 20 duel runs of 3000 steps",
+    BY_NAME["minority-goes-on-at-once"]: "L3 in 40 minority runs of 3000 steps",
+    BY_NAME["cut-off-master-removes-all"]: "S6 in 40 churn runs of 1000 steps",
+    BY_NAME["plan-ahead-kept-over-members"]: "S1 in 20 duel runs of 3000 steps",
     JOINERS_NEVER_ADMITTED: "L2 in 40 calm runs of 600 steps",
     fault(
         "two-plans-of-one-attempt",

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zpccl import limits
-from zpccl.errors import Kicked, NoSharedState, PCCLError, Result, TooFewPeers, VersionMismatch
+from zpccl.errors import (
+    CollectiveMismatch,
+    InvalidUsage,
+    Kicked,
+    NoSharedState,
+    PCCLError,
+    Result,
+    TooFewPeers,
+    VersionMismatch,
+)
 from zpccl.protocol import effects
 from zpccl.protocol.calls import CallPhase
 from zpccl.protocol.kinds.sync import NOBODY_LEFT
@@ -31,11 +40,12 @@ from zpccl.protocol.messages import (
     Refusal,
     Refused,
     RunReport,
+    Welcome,
     since_of,
 )
 from zpccl.protocol.peer import LEFT_BEHIND, State
 from zpccl.sim.dataplane import result_of
-from zpccl.sim.faults import OUTAGE, SLOW_GRACE_NS
+from zpccl.sim.faults import FAR_HANDSHAKE_NS, OUTAGE, SLOW_GRACE_NS
 from zpccl.sim.program import Answer, Collective, Connect, Sync
 from zpccl.types import CollectiveKind
 
@@ -47,6 +57,11 @@ ANSWERS_KEPT_MAX = 64
 """Far below the limit of the master: simulated programs make few calls, so more kept answers would be a leak."""
 
 
+REFUSED = "a refusal"
+"""The value of a call that the master refused."""
+_FAILURES = (None, REFUSED)
+FAR_HANDSHAKES = 3
+"""So many handshakes must fit into the time for which a master waits for a peer whose connection broke."""
 HOST_GONE = "has lost a peer"
 NO_RING = "around a ring of all peers"
 """A part of the text of a refusal for lack of a ring."""
@@ -453,6 +468,7 @@ class Causes(Checker):
         self._lifetime = (0, 0, 1)
         self._terms: dict[bytes, int] = {}
         self._gone_over: set[bytes] = set()  # Peers that went to another run before this master led.
+        self._away_ns: dict[bytes, int] = {}  # Members that this master has no connection to, and since when.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """An abort needs a fault that concerns its participants; so does an eviction."""
@@ -576,6 +592,7 @@ class Causes(Checker):
             left = ((i, n) for i, n in self._members.items() if i in nodes and nodes[i].is_alive)
             self._members = {i: n for i, n in left if is_member(nodes[i]) and not self._is_passed_over(nodes[i])}
             self._gone_over = set(members)
+            self._away_ns = {}
         gone = frozenset(self._members.keys() - members.keys())
         self._halved.update(self.cluster.with_hosts(gone).intersection(self._members, members))
         for peer_id in gone - self._evicted:
@@ -595,9 +612,22 @@ class Causes(Checker):
             if node is not None and self._is_passed_over(node):
                 has_returned = False  # Another member has told of an earlier removal.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
+            has_had_time = node is None or self._has_had_time(node)
+            self.cluster.require(has_had_time, "L2", f"{self._members[peer_id]} is removed before it can reconnect")
+        now_ns, away = self.cluster.clock.now_ns, [p.peer_id for p in machine.registry.order if p.connection is None]
+        self._away_ns = {peer_id: self._away_ns.get(peer_id, now_ns) for peer_id in away}
         # A new master lists these peers until it hears that they have gone, perhaps long after a fault.
         self._gone_over = {i for i in members if i in self._gone_over and self._has_gone_over(i, machine.run_id)}
         self._members = {i: n for i, n in members.items() if i not in self._gone_over}
+
+    def _has_had_time(self, node: SimulatedPeer) -> bool:
+        """False for a far peer that needs longer to reconnect than its connection is broken, if nothing else is."""
+        now_ns = self.cluster.clock.now_ns
+        peers = self.cluster.with_hosts(frozenset((node.peer_id,)))
+        struck = [i for i in self.cluster.incidents if i.over_ns >= now_ns and not peers.isdisjoint(i.peers)]
+        is_whole = node.is_alive and all(incident.kind == "connection broken" for incident in struck)
+        away_ns = now_ns - self._away_ns.get(node.peer_id, now_ns)
+        return not is_whole or not node.is_far or away_ns >= FAR_HANDSHAKES * FAR_HANDSHAKE_NS
 
     def _has_gone_over(self, peer_id: bytes, run_id: bytes) -> bool:
         """True for a peer of another run, or of none if its own has yielded and it waits to be admitted anew."""
@@ -779,22 +809,24 @@ class Commits(Checker):
 
     Calls belong to the same operation if the plan of a successful one names them. So a call that ended without an
     attempt, or in another attempt, counts as well. A peer that was lost and has registered again is a newcomer: its
-    calls that failed before do not count.
+    calls that failed before do not count. A refusal is a result, too: what one is refused succeeds for nobody.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._calls: dict[RunKey, dict[bytes, int]] = {}  # Attempt -> participant -> its call.
-        self._answers: dict[bytes, dict[int, object]] = {}  # By peer and call; None: the call failed.
+        self._refusals: dict[RunKey, dict[bytes, int]] = {}  # The same of calls that a master refused.
+        self._answers: dict[bytes, dict[int, object]] = {}  # By peer and call; None: the call failed otherwise.
         self._winners: dict[RunKey, tuple[bytes, object]] = {}  # By attempt: the first success.
 
     def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
         """Records participants and calls of each attempt."""
         if isinstance(message, Plan):
             self._calls.setdefault(master.key(connection, message.attempt_id), message.participants)
-        elif isinstance(message, Decision) and message.committed and message.order:
+        elif isinstance(message, Decision) and message.order and (message.committed or message.is_refusal):
             calls = dict(zip(message.order, message.calls, strict=True))
-            self._calls.setdefault(master.key(connection, message.attempt_id), calls)
+            known = self._calls if message.committed else self._refusals
+            known.setdefault(master.key(connection, message.attempt_id), calls)
 
     def on_answer(self, node: SimulatedPeer, call: UserCall, outcome: Answer) -> None:
         """Records the result of each peer.
@@ -808,7 +840,7 @@ class Commits(Checker):
         if isinstance(outcome, PCCLError) and not is_member(node):
             return  # It was lost. If it is a member at the end, it has registered again since.
         attempt = node.committed.get(call.call_id) if not isinstance(outcome, PCCLError) else None
-        value: object = None
+        value: object = REFUSED if isinstance(outcome, (InvalidUsage, CollectiveMismatch)) else None
         if attempt is not None and isinstance(call.request, Collective):
             is_one = CollectiveKind(call.request.spec.kind).has_one_result
             is_wrong = (node.peer_id, attempt[1]) in self.cluster.dataplane.wrong
@@ -823,7 +855,8 @@ class Commits(Checker):
         """A peer that waits to be admitted again was lost: it may have given calls up before it learnt of that."""
         if node.machine.state is State.RETURNING and node.peer_id in self._answers:
             answers = self._answers[node.peer_id]
-            self._answers[node.peer_id] = {call_id: value for call_id, value in answers.items() if value is not None}
+            successes = {call_id: value for call_id, value in answers.items() if value not in _FAILURES}
+            self._answers[node.peer_id] = successes
 
     def on_end(self) -> None:
         """Compares the results of the members."""
@@ -832,11 +865,17 @@ class Commits(Checker):
                 continue
             for peer_id, call_id in self._calls.get(attempt, {}).items():
                 theirs = self._answers.get(peer_id, {}).get(call_id, value)
-                is_same = theirs == value or (theirs is not None and "a result" in (theirs, value))
+                is_same = theirs == value or (theirs not in _FAILURES and "a result" in (theirs, value))
                 if not is_same and self._has_survived(peer_id, attempt[0]):
                     one, other = self.cluster.nodes[winner_id].name, self.cluster.nodes[peer_id].name
                     text = f"attempt {attempt[1]}: {one} has {value}, {other} {theirs or 'an error'}"
                     raise self.cluster.violation("S1", text)
+        for attempt, calls in self._refusals.items():
+            here = [peer_id for peer_id in calls if self._has_survived(peer_id, attempt[0])]
+            answers = {peer_id: self._answers.get(peer_id, {}).get(calls[peer_id]) for peer_id in here}
+            if REFUSED in answers.values():
+                winners = [self.cluster.nodes[i].name for i, value in answers.items() if value not in _FAILURES]
+                self.cluster.require(not winners, "S1", f"{winners} succeed with what others were refused")
 
     def _has_survived(self, peer_id: bytes, run_id: bytes) -> bool:
         node = self.cluster.nodes.get(peer_id)
@@ -893,11 +932,39 @@ class Lists(Checker):
 
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Compares the lists of masters of all members."""
-        if master.machine.is_recovering or not self.cluster.faults.list_chance:
+        if master.machine.is_recovering or len(self.cluster.masters) == 1:
             return
         nodes = self.cluster.nodes
         lists = {nodes[peer.peer_id].list for peer in master.machine.registry.order if peer.peer_id in nodes}
         self.cluster.require(len(lists) < 2, "S3", f"{master.name} leads members with several lists of masters")
+
+
+class OneRun(Checker):
+    """S3: with several masters, a newcomer begins a run only if each of its masters has told it that it leads none."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._told: dict[bytes, set[int]] = {}  # By peer: the masters that have told it so.
+        self._first: dict[bytes, list[bytes]] = {}  # By run: the peers that were welcomed to it in the first step.
+        self._begun: set[bytes] = set()
+
+    def on_master_message(self, master: SimulatedMaster, connection: str, message: MasterMessage) -> None:
+        """Records who is told that there is no run, and who is welcomed to a new one."""
+        node = self.cluster.node_of(connection)
+        if node is not None and isinstance(message, Refused) and message.refusal is Refusal.NO_RUN:
+            self._told.setdefault(node.peer_id, set()).add(master.index)
+        elif node is not None and isinstance(message, Welcome) and message.run_id not in self._begun:
+            self._first.setdefault(message.run_id, []).append(node.peer_id)
+
+    def on_master_step(self, master: SimulatedMaster) -> None:
+        """Looks at a run that has just begun."""
+        run_id = master.machine.run_id
+        if len(self.cluster.masters) == 1 or run_id in self._begun or run_id not in self._first:
+            return
+        self._begun.add(run_id)
+        lists = {peer_id: self.cluster.nodes[peer_id].list for peer_id in self._first[run_id]}
+        may_begin = any(len(i) == 1 or self._told.get(peer_id, set()) >= set(i) for peer_id, i in lists.items())
+        self.cluster.require(may_begin, "S3", f"a run begins at {master.name}, perhaps beside another one")
 
 
 class Patience(Checker):
@@ -1019,7 +1086,7 @@ class Checkers(Checker):
                 SyncSources,
                 Causes,
             ),
-            *(Patience, Lists, Hosts, Readiness, Bounds, Frames),
+            *(OneRun, Patience, Lists, Hosts, Readiness, Bounds, Frames),
         )
         self.all: list[Checker] = [*(kind(cluster) for kind in kinds), self.liveness]
         self._watching = {name: self._who_watch(name) for name in vars(Checker) if name.startswith("on_")}

@@ -120,6 +120,8 @@ class Faults:
     """A program whose collective has timed out makes another call before it makes that one again."""
     mismatch_chance: float = 0.0
     """A peer calls a collective with another count than the others."""
+    cross_chance: float = 0.0
+    """A peer calls an all-reduce that the others do not call, so that they wait for each other."""
     muddle_chance: float = 0.0
     """A program makes a call that the others do not make, at one step."""
     wander_chance: float = 0.0
@@ -233,6 +235,7 @@ CHAOS = Faults(
 """All faults of peers and the network together."""
 HEADLESS = Faults(
     "headless",
+    steps=3000,
     joins=0.5,
     master_pauses=0.1,
     master_crashes=0.5,
@@ -244,15 +247,17 @@ HEADLESS = Faults(
 """The only master crashes and restarts; no call may fail."""
 REGICIDE = Faults(
     "regicide",
-    joins=0.5,
+    steps=3000,
+    joins=0.3,
     peer_pauses=0.1,
     master_pauses=0.1,
-    crashes=0.3,
-    leaves=0.1,
-    connection_breaks=0.5,
-    stalls=0.15,
-    link_breaks=0.4,
-    master_crashes=0.4,
+    crashes=0.05,
+    leaves=0.03,
+    connection_breaks=0.2,
+    stalls=0.05,
+    link_breaks=0.2,
+    master_crashes=0.2,
+    master_absence_ns_max=2 * SECOND,
     silent_chance=0.2,
     refusal_chance=0.1,
     flap_chance=0.1,
@@ -272,14 +277,14 @@ ANARCHY = replace(REGICIDE, name="anarchy", strangers=0.3, muddle_chance=0.02, m
 """REGICIDE with strangers and random programs."""
 MINORITY = Faults(
     "minority",
-    steps=1500,
+    steps=3000,
     peers=(3, 6),
     joins=0.2,
     peer_pauses=0.05,
     crashes=0.03,
     connection_breaks=0.1,
     partitions=0.3,
-    master_crashes=0.1,
+    master_crashes=0.15,
     ambush_chance=0.01,
     first_chance=0.2,
     silent_chance=0.2,
@@ -289,6 +294,7 @@ MINORITY = Faults(
 """The only master restarts rarely, and members that it had removed are often the first to reach it again."""
 STANDBY = Faults(
     "standby",
+    steps=3000,
     joins=0.5,
     master_pauses=0.1,
     master_crashes=0.5,
@@ -301,17 +307,19 @@ STANDBY = Faults(
 """Two masters, one of which crashes at a time; no call may fail."""
 SPLIT = Faults(
     "split",
-    joins=0.4,
+    steps=4000,
+    joins=0.2,
     peer_pauses=0.1,
     master_pauses=0.1,
-    crashes=0.1,
-    leaves=0.1,
-    connection_breaks=0.3,
-    stalls=0.15,
-    link_breaks=0.2,
-    master_crashes=0.15,
+    crashes=0.03,
+    leaves=0.03,
+    connection_breaks=0.1,
+    stalls=0.05,
+    link_breaks=0.1,
+    master_crashes=0.3,
+    master_absence_ns_max=2 * SECOND,
     masters=3,
-    partitions=0.3,
+    partitions=0.2,
     revocations=0.03,
     ambush_chance=0.05,
     first_chance=0.1,
@@ -365,6 +373,7 @@ PATHS = Faults(
     black_holes=0.2,
     hangs=0.04,
     straggler_timeout_ns=20 * SECOND,
+    cross_chance=0.03,
     silent_chance=0.2,
 )
 """Paths between peers are cut or drop large packets; programs hang."""
@@ -398,6 +407,7 @@ HEALED = replace(CALM, name="healed", joins=0.0)
 
 
 FAR_NS = 150 * MS
+FAR_HANDSHAKE_NS = 4 * FAR_NS
 BULK_NS = 5 * SECOND
 SLOW_GRACE_NS = 3 * SECOND
 """Recovery grace period of masters where paths are slow: a report needs three one-way delays."""

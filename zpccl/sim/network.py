@@ -30,7 +30,7 @@ from zpccl.protocol.messages import (
 )
 from zpccl.protocol.session import SessionEvent
 from zpccl.sim.clock import Timer
-from zpccl.sim.faults import BULK_NS, FAR_NS, OUTAGE_SPREAD_NS
+from zpccl.sim.faults import BULK_NS, FAR_HANDSHAKE_NS, FAR_NS, OUTAGE_SPREAD_NS
 
 if TYPE_CHECKING:
     from zpccl.sim.cluster import Cluster
@@ -119,7 +119,7 @@ class Network:
         master = self._cluster.masters[node.list[index]]
         node.on_session(events.DialStarted())
         delay_ns = int(10 ** self._rng.uniform(0, 2) * MS)
-        self._later(node, max(delay_ns, 4 * FAR_NS if node.is_far else 0), lambda: self._reach(node, master))
+        self._later(node, max(delay_ns, FAR_HANDSHAKE_NS if node.is_far else 0), lambda: self._reach(node, master))
 
     def _reach(self, node: SimulatedPeer, master: SimulatedMaster) -> None:
         """A connection attempt of a peer reaches the address of a master."""

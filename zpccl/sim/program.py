@@ -19,7 +19,15 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zpccl.errors import CollectiveMismatch, NoSharedState, OperationTimeout, PCCLError, PeerLost, TooFewPeers
+from zpccl.errors import (
+    CollectiveMismatch,
+    InvalidUsage,
+    NoSharedState,
+    OperationTimeout,
+    PCCLError,
+    PeerLost,
+    TooFewPeers,
+)
 from zpccl.limits import MS
 from zpccl.protocol.messages import CollectiveSpec, TopologyKind
 from zpccl.sim.dataplane import Buffer
@@ -214,6 +222,8 @@ class Loop:
         if self.must_sync or script.syncs_always:
             yield from self._sync()
             self.must_sync = False
+        if self.node.faults.cross_chance and self.node.rng.random() < self.node.faults.cross_chance:
+            yield from self._cross()
         for _ in range(QUICK_ROUNDS if script.is_quick else 1):
             sums = yield from self._reduce_all()
         if all(value is not None for value in sums):
@@ -236,13 +246,25 @@ class Loop:
         else:
             yield from self._insist(Topology(self.node.rng.choice((TopologyKind.UPDATE, TopologyKind.OPTIMIZE))))
 
+    def _cross(self) -> Program:
+        """Calls an all-reduce that the others do not call. With a timeout of stragglers, the master must end both."""
+        if not self.node.strikes("cross_chance"):
+            return
+        self.node.note("muddled")
+        tag = max(self.script.tags)  # That of no collective.
+        spec = make_spec(tag, COUNT, CollectiveKind.ALL_REDUCE, is_root=False, needed=self.script.min_world_size)
+        (outcome,) = yield Batch((Collective(spec, Buffer(self.node.rng.getrandbits(32))),))
+        is_expected = not isinstance(outcome, PCCLError) or isinstance(outcome, (PeerLost, TooFewPeers))
+        if not is_expected and not is_crosswise(outcome):
+            raise Fatal(outcome)
+
     def _insist(self, request: Topology) -> Program:
         """Makes a topology call until it succeeds."""
         while True:
             outcome = yield request
             if not isinstance(outcome, PCCLError):
                 return outcome
-            if not isinstance(outcome, PeerLost):
+            if not isinstance(outcome, PeerLost) and not is_crosswise(outcome):
                 raise Fatal(outcome)
 
     def _sync(self) -> Program:
@@ -250,6 +272,8 @@ class Loop:
             is_newcomer = self.script.newcomers_receive and self.syncs_done == 0
             strategy = SharedStateSyncStrategy.RECEIVE_ONLY if is_newcomer else SharedStateSyncStrategy.ENFORCE_POPULAR
             outcome = yield Sync(strategy)
+            if isinstance(outcome, PCCLError) and is_crosswise(outcome):
+                continue
             if isinstance(outcome, PCCLError) and not isinstance(outcome, (PeerLost, TooFewPeers, NoSharedState)):
                 raise Fatal(outcome)
             if not isinstance(outcome, PeerLost):
@@ -282,7 +306,7 @@ class Loop:
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
                 elif isinstance(outcome, TooFewPeers):
                     sums[tag] = None
-                elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome):
+                elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome) and not is_crosswise(outcome):
                     raise Fatal(outcome)
             is_late = any(isinstance(outcome, OperationTimeout) for outcome in outcomes)
             if is_late and self.node.rng.random() < self.node.faults.fickle_chance:
@@ -304,6 +328,11 @@ class Loop:
         rows = len(self.node.machine.group_members()) if kind is CollectiveKind.ALL_TO_ALL else 0
         needed = self.script.min_world_size
         return make_spec(tag, count * max(rows, 1), kind, is_root=is_newest(self.node), rows=rows, needed=needed)
+
+
+def is_crosswise(error: PCCLError) -> bool:
+    """True if the master has ended calls that waited for each other. The program makes its own again."""
+    return isinstance(error, InvalidUsage) and "peers wait for each other: " in str(error)
 
 
 def is_newest(node: SimulatedPeer) -> bool:
