@@ -612,7 +612,7 @@ class Causes(Checker):
             if node is not None and self._is_passed_over(node):
                 has_returned = False  # Another member has told of an earlier removal.
             self.cluster.require(not has_returned, "S6", f"{self._members[peer_id]} is removed though it reconnected")
-            has_had_time = node is None or self._has_had_time(node)
+            has_had_time = node is None or not node.is_far or self._has_had_time(node)
             self.cluster.require(has_had_time, "L2", f"{self._members[peer_id]} is removed before it can reconnect")
         now_ns, away = self.cluster.clock.now_ns, [p.peer_id for p in machine.registry.order if p.connection is None]
         self._away_ns = {peer_id: self._away_ns.get(peer_id, now_ns) for peer_id in away}
@@ -627,7 +627,7 @@ class Causes(Checker):
         struck = [i for i in self.cluster.incidents if i.over_ns >= now_ns and not peers.isdisjoint(i.peers)]
         is_whole = node.is_alive and all(incident.kind == "connection broken" for incident in struck)
         away_ns = now_ns - self._away_ns.get(node.peer_id, now_ns)
-        return not is_whole or not node.is_far or away_ns >= FAR_HANDSHAKES * FAR_HANDSHAKE_NS
+        return not is_whole or away_ns >= FAR_HANDSHAKES * FAR_HANDSHAKE_NS
 
     def _has_gone_over(self, peer_id: bytes, run_id: bytes) -> bool:
         """True for a peer of another run, or of none if its own has yielded and it waits to be admitted anew."""
@@ -959,10 +959,10 @@ class OneRun(Checker):
     def on_master_step(self, master: SimulatedMaster) -> None:
         """Looks at a run that has just begun."""
         run_id = master.machine.run_id
-        if len(self.cluster.masters) == 1 or run_id in self._begun or run_id not in self._first:
+        if run_id not in self._first:
             return
         self._begun.add(run_id)
-        lists = {peer_id: self.cluster.nodes[peer_id].list for peer_id in self._first[run_id]}
+        lists = {peer_id: self.cluster.nodes[peer_id].list for peer_id in self._first.pop(run_id)}
         may_begin = any(len(i) == 1 or self._told.get(peer_id, set()) >= set(i) for peer_id, i in lists.items())
         self.cluster.require(may_begin, "S3", f"a run begins at {master.name}, perhaps beside another one")
 

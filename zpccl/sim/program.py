@@ -254,8 +254,7 @@ class Loop:
         tag = max(self.script.tags)  # That of no collective.
         spec = make_spec(tag, COUNT, CollectiveKind.ALL_REDUCE, is_root=False, needed=self.script.min_world_size)
         (outcome,) = yield Batch((Collective(spec, Buffer(self.node.rng.getrandbits(32))),))
-        is_expected = not isinstance(outcome, PCCLError) or isinstance(outcome, (PeerLost, TooFewPeers))
-        if not is_expected and not is_crosswise(outcome):
+        if isinstance(outcome, PCCLError) and not must_repeat(outcome) and not isinstance(outcome, TooFewPeers):
             raise Fatal(outcome)
 
     def _insist(self, request: Topology) -> Program:
@@ -264,7 +263,7 @@ class Loop:
             outcome = yield request
             if not isinstance(outcome, PCCLError):
                 return outcome
-            if not isinstance(outcome, PeerLost) and not is_crosswise(outcome):
+            if not must_repeat(outcome):
                 raise Fatal(outcome)
 
     def _sync(self) -> Program:
@@ -272,13 +271,12 @@ class Loop:
             is_newcomer = self.script.newcomers_receive and self.syncs_done == 0
             strategy = SharedStateSyncStrategy.RECEIVE_ONLY if is_newcomer else SharedStateSyncStrategy.ENFORCE_POPULAR
             outcome = yield Sync(strategy)
-            if isinstance(outcome, PCCLError) and is_crosswise(outcome):
+            if must_repeat(outcome):
                 continue
-            if isinstance(outcome, PCCLError) and not isinstance(outcome, (PeerLost, TooFewPeers, NoSharedState)):
+            if isinstance(outcome, PCCLError) and not isinstance(outcome, (TooFewPeers, NoSharedState)):
                 raise Fatal(outcome)
-            if not isinstance(outcome, PeerLost):
-                self.syncs_done += 1
-                return
+            self.syncs_done += 1
+            return
 
     def _reduce_all(self) -> Program:
         """One collective per tag. Returns the results; None where the peer was alone."""
@@ -306,7 +304,7 @@ class Loop:
                     sums[tag] = buffers[tag].value if self.script.kind_of(tag).has_one_result else 1
                 elif isinstance(outcome, TooFewPeers):
                     sums[tag] = None
-                elif not isinstance(outcome, PeerLost) and not self._may_differ(outcome) and not is_crosswise(outcome):
+                elif not must_repeat(outcome) and not self._may_differ(outcome):
                     raise Fatal(outcome)
             is_late = any(isinstance(outcome, OperationTimeout) for outcome in outcomes)
             if is_late and self.node.rng.random() < self.node.faults.fickle_chance:
@@ -330,9 +328,10 @@ class Loop:
         return make_spec(tag, count * max(rows, 1), kind, is_root=is_newest(self.node), rows=rows, needed=needed)
 
 
-def is_crosswise(error: PCCLError) -> bool:
-    """True if the master has ended calls that waited for each other. The program makes its own again."""
-    return isinstance(error, InvalidUsage) and "peers wait for each other: " in str(error)
+def must_repeat(outcome: Answer) -> bool:
+    """True if a peer was lost, or if the master has ended calls that waited for each other."""
+    is_crosswise = isinstance(outcome, InvalidUsage) and "peers wait for each other: " in str(outcome)
+    return is_crosswise or isinstance(outcome, PeerLost)
 
 
 def is_newest(node: SimulatedPeer) -> bool:
